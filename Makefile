@@ -1,0 +1,48 @@
+# make demo | test | check | gpu | readme | wheel | env | clean
+# PYTHON is the interpreter that creates .venv (any of 3.10 to 3.13); everything else runs in .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test check gpu readme wheel env clean
+
+demo: $(READY)
+	@$(BIN)/specdeft demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m specdeft.evaluate.report --check README.md
+	$(BIN)/python -m pytest
+
+# On a CUDA machine, with the interpreter and packages that are there: no environment is made.
+gpu:
+	$(PYTHON) -m pytest -m gpu tests/gpu
+
+readme: $(READY)
+	$(BIN)/python -m specdeft.evaluate.report --write README.md
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --no-isolation
+
+env: $(READY)
+
+# torch goes first and alone: resolved together with the rest, pip may settle on a newer, much larger build.
+# medusa-llm is only compared with (its tree buffers and its acceptance rule); its own pins would undo ours.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch==2.13.0
+	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	$(PIP) install --quiet --no-deps medusa-llm==0.1
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

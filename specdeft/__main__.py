@@ -1,0 +1,5 @@
+"""`python -m specdeft` is the command line."""
+
+from specdeft.cli import main
+
+main()

@@ -1,0 +1,102 @@
+"""`specdeft eval acceptance`: tokens per pass on a workload, with everything needed to trust and repeat the number."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specdeft.cli.options import drafting_options, heads_for, json_option, model_options
+
+
+@click.group("eval", short_help="Measure acceptance on a workload.")
+def evaluate() -> None:
+    """Measure on a workload of prompts.
+
+    \b
+    specdeft eval acceptance --limit 8
+    """
+
+
+@evaluate.command("acceptance", short_help="Tokens per pass, per-depth acceptance, expected against measured.")
+@model_options
+@drafting_options
+@click.option("--workload", default="mixed", show_default=True, help="A shipped name or a JSONL file.")
+@click.option("--limit", type=click.IntRange(min=1), help="So many prompts, evenly from all over the file.")
+@click.option("--without", multiple=True, metavar="CATEGORY", help="Leave a category out. May be repeated.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option("--check-lossless", is_flag=True, help="Also decode plainly: compare every token, and the speed.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for records.jsonl and result.json. Resumes there.")
+@json_option
+def acceptance(workload: str, limit: int | None, without: tuple[str, ...], out: Path | None, **given: Any) -> None:
+    """Greedy decoding of a workload: tau, acceptance per depth, tau expected from calibration, speed.
+
+    \b
+    specdeft eval acceptance --limit 8 --check-lossless
+    specdeft eval acceptance --workload question.jsonl --without summarization --without rag --out runs/spec-bench
+
+    With --out each prompt's record is on disk as soon as it is measured, and the same command goes on where it was
+    stopped. Exit code 1 if a prompt failed, or parted from plain decoding other than at a near-tie.
+    """
+    from specdeft.evaluate.workload import choose, read_workload, sha256
+
+    heads_name = heads_for(given["model"], given["heads"])
+    items = choose(read_workload(workload), without, limit)
+
+    import specdeft
+    from specdeft.evaluate.acceptance import Settings, run
+    from specdeft.evaluate.calibration import Calibration
+    from specdeft.evaluate.provenance import provenance
+    from specdeft.evaluate.summary import lines, summarise
+    from specdeft.generation.choose_tree import choose_tree
+
+    heads = specdeft.DraftHeads.from_pretrained(heads_name)
+    model, tokenizer = specdeft.load_model(given["model"], dtype=given["dtype"], device=given["device"])
+    heads.check_fits(model)
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    tree, _ = choose_tree(given["tree"], heads, model.device, vocab_size)
+    settings = Settings(
+        model=given["model"],
+        heads=Path(heads_name).name,
+        tree=tree.name or "unnamed",
+        nodes=tree.size,
+        workload=Path(workload).stem,
+        workload_sha256=sha256(workload),
+        prompts=len(items),
+        max_new_tokens=given["max_new_tokens"],
+        dtype=str(model.dtype).removeprefix("torch."),
+        chunk_size=given["chunk_size"],
+        without=without,
+        check_lossless=given["check_lossless"],
+    )
+    records = run(
+        model, tokenizer, heads, tree, items, settings,
+        records=None if out is None else out / "records.jsonl", say=lambda line: click.echo(line, err=True),
+    )  # fmt: skip
+    summary = summarise(records)
+    calibration = Calibration.load(_folder(heads_name))
+    expected = None if calibration is None else calibration.expected_tau(tree)
+    result = {
+        "kind": "acceptance",
+        "settings": asdict(settings),
+        "summary": summary | {"expected_tau": expected},
+        "provenance": provenance(model),
+    }
+    if out is not None:
+        (out / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if given["as_json"]:
+        click.echo(json.dumps(result, indent=2))
+    else:
+        for line in lines(summary, expected):
+            click.echo(line)
+    parted = summary["n_ok"] - summary.get("equal", summary["n_ok"]) - summary.get("near_ties", 0)
+    if summary["n_failed"] or parted:
+        raise SystemExit(1)
+
+
+def _folder(heads: str) -> Path:
+    """Where the heads' files lie: a folder here, else the shelf."""
+    from specdeft.content import content_dir
+
+    return Path(heads) if Path(heads).is_dir() else content_dir("heads") / heads

@@ -1,0 +1,138 @@
+"""`specdeft trees`: what is on the shelf, and a drawing of one tree."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from specdeft.cli.options import json_option
+
+if TYPE_CHECKING:
+    from specdeft.trees import Tree
+
+
+@click.group(short_help="List and draw tree topologies.")
+def trees() -> None:
+    """List and draw tree topologies.
+
+    \b
+    specdeft trees ls --max-depth 4
+    specdeft trees show medusa-63
+    """
+
+
+@trees.command("ls", short_help="List the shipped trees.")
+@click.option("--max-depth", type=click.IntRange(min=0), help="Only trees that so many heads can fill.")
+@json_option
+def ls(max_depth: int | None, as_json: bool) -> None:
+    """List the shipped trees.
+
+    \b
+    specdeft trees ls --max-depth 4
+    """
+    from specdeft.trees import known_trees
+
+    known = [each for each in known_trees() if max_depth is None or each.tree.max_depth <= max_depth]
+    if as_json:
+        rows = [
+            {
+                "name": each.name,
+                "size": each.tree.size,
+                "depth": each.tree.max_depth,
+                "width": each.tree.width,
+                "leaves": len(each.tree.leaves),
+                "source": each.source,
+                "about": each.about,
+            }
+            for each in known
+        ]
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    name_column = max((len(each.name) for each in known), default=4)
+    click.echo(f"{'name':{name_column}}  size  depth  width  about")
+    for each in known:
+        tree = each.tree
+        click.echo(f"{each.name:{name_column}}  {tree.size:4}  {tree.max_depth:5}  {tree.width:5}  {each.about}")
+
+
+@trees.command("show", short_help="Draw one tree.")
+@click.argument("tree")
+@click.option("--path", "ranks", metavar="RANKS", help="Mark an accepted path by its ranks, such as 0,2,0.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Write an SVG picture to this file instead.")
+@json_option
+def show(tree: str, ranks: str | None, svg: Path | None, as_json: bool) -> None:
+    """Draw one tree, by its shipped name or by a path ending in .json.
+
+    \b
+    specdeft trees show medusa-63
+    specdeft trees show medusa-63 --path 0,0,1 --svg tree.svg
+    """
+    from specdeft.trees import Tree, describe, draw_svg, draw_text
+
+    known = describe(tree)
+    path = None if ranks is None else _nodes(known.tree, ranks)
+    if as_json:
+        shape = {"name": known.name, "parents": known.tree.parents, "ranks": known.tree.ranks}
+        click.echo(json.dumps(shape | {"source": known.source, "about": known.about}, ensure_ascii=False))
+    elif svg is not None:
+        svg.write_text(draw_svg(known.tree, path), encoding="utf-8")
+        click.echo(f"wrote {svg}", err=True)
+    else:
+        click.echo(draw_text(Tree.load(tree), path), nl=False)
+        for line in (known.about, f"Source: {known.source}" if known.source else ""):
+            if line:
+                click.echo(line, err=True)
+
+
+@trees.command("search", short_help="Build the best trees from measured acceptance.")
+@click.argument("heads")
+@click.option("--sizes", default="32,48,64,96,128,192,256", show_default=True, help="Nodes per tree, root included.")
+@click.option("--name", required=True, help="Family name: the tree of 64 nodes is called NAME-64.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("."), help="Folder for the files. Default: here.")
+def search(heads: str, sizes: str, name: str, out: Path) -> None:
+    """Build the best trees from what HEADS accepted when they were measured (calibration.json in their folder).
+
+    \b
+    specdeft trees search heads/smollm2-135m-instruct-medusa --name smollm2-135m-instruct-medusa --out trees
+    """
+    from specdeft.content import content_dir
+    from specdeft.errors import SpecdeftError
+    from specdeft.evaluate.calibration import Calibration
+    from specdeft.trees import best_family, save_family
+
+    folder = Path(heads) if Path(heads).is_dir() else content_dir("heads") / heads
+    calibration = Calibration.load(folder)
+    if calibration is None:
+        raise SpecdeftError(f"{folder} has no calibration.json: specdeft train writes it beside the heads")
+    family = best_family(calibration.counts, calibration.total, _sizes(sizes), name)
+    paths = save_family(
+        family,
+        out,
+        source=f"measured acceptance of {folder.name}: {calibration.total} positions, {calibration.source}",
+        about=f"calibrated for {folder.name}",
+    )
+    for tree, path in zip(family, paths, strict=True):
+        click.echo(
+            f"{path}  size {tree.size}, depth {tree.max_depth}, expected tau {calibration.expected_tau(tree):.3f}"
+        )
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"expected sizes such as 32,64, got {text!r}") from None
+
+
+def _nodes(tree: "Tree", ranks: str) -> list[int]:
+    """Node numbers of a rank path, root first."""
+    try:
+        wanted = tuple(int(rank) for rank in ranks.split(",")) if ranks else ()
+    except ValueError:
+        raise click.BadParameter(f"expected ranks such as 0,2,0, got {ranks!r}") from None
+    place = {path: node for node, path in enumerate(tree.paths)}
+    for depth in range(1, len(wanted) + 1):
+        if wanted[:depth] not in place:
+            raise click.BadParameter(f"the tree has no node at the ranks {','.join(map(str, wanted[:depth]))}")
+    return [place[wanted[:depth]] for depth in range(len(wanted) + 1)]

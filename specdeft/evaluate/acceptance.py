@@ -1,0 +1,124 @@
+"""Run a workload through `specdeft.generate` and count: tokens per pass, acceptance per depth, speed, equality.
+
+One record per prompt is kept as soon as it is there, so that whatever ends the run, finished work is not lost.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdeft.evaluate.plain import first_difference, plain_generate
+from specdeft.evaluate.records import Record, appending, finished
+from specdeft.evaluate.workload import Item
+from specdeft.generation import generate
+from specdeft.generation.prompts import read_prompts
+from specdeft.trees import Tree
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What makes two runs comparable. `workload_sha256` names the prompts wherever the file lay."""
+
+    model: str
+    heads: str
+    tree: str
+    nodes: int
+    workload: str
+    workload_sha256: str
+    prompts: int
+    max_new_tokens: int
+    dtype: str
+    chunk_size: int | str = "auto"
+    without: tuple[str, ...] = ()
+    check_lossless: bool = False
+
+
+def run(
+    model: Any,
+    tokenizer: Any,
+    heads: Any,
+    tree: Tree,
+    items: Sequence[Item],
+    settings: Settings,
+    *,
+    records: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Record]:
+    """One record per item: greedy, a batch of 1. `say` gets a line of progress per item.
+
+    `records` is a JSONL file that each record is appended to; items that it already holds are not run again, provided
+    that it was written with the same settings (SpecdeftError otherwise). An item that fails is recorded with its error
+    and the run goes on: nothing is skipped in silence.
+    """
+    done = finished(records, asdict(settings))
+    with appending(records, asdict(settings)) as write:
+        for number, item in enumerate(items, 1):
+            if item.id in done:
+                continue
+            record = done[item.id] = _measure(model, tokenizer, heads, tree, item, settings)
+            write(record)
+            say(f"{number}/{len(items)} {item.id} {item.category}: {_describe(record)}")
+    return [done[item.id] for item in items]
+
+
+def _measure(model: Any, tokenizer: Any, heads: Any, tree: Tree, item: Item, settings: Settings) -> Record:
+    record: Record = {"id": item.id, "category": item.category}
+    prompt = _prompt(item, tokenizer)
+    options: dict[str, Any] = {"tree": tree, "chunk_size": settings.chunk_size}
+    try:
+        began = time.perf_counter()
+        result = generate(model, heads, prompt, tokenizer=tokenizer, max_new_tokens=settings.max_new_tokens, **options)
+        seconds = time.perf_counter() - began
+    except Exception as error:  # recorded and counted; the next item may well succeed
+        return record | {"error": _explain(error, tree, settings)}
+    stats = result.stats
+    record |= {
+        "tokens": len(result.token_ids),
+        "passes": stats.steps,
+        "accepted": stats.accepted,
+        "accepted_per_depth": list(stats.accepted_per_depth),
+        "finish_reason": result.finish_reason,
+        "seconds": seconds,
+        "ms": {phase: getattr(stats, f"{phase}_ms") for phase in ("prefill", "draft", "verify", "accept", "commit")},
+    }
+    if settings.check_lossless:
+        bos = getattr(tokenizer, "bos_token_id", None)
+        [ids], _ = read_prompts(prompt, tokenizer, bos, model.get_output_embeddings().weight.shape[0])
+        plain = plain_generate(model, ids, settings.max_new_tokens)
+        difference = first_difference(model, ids, result.token_ids, plain.token_ids)
+        record |= {"plain_tokens": len(plain.token_ids), "plain_seconds": plain.seconds, "equal": difference is None}
+        if difference is not None:
+            record["difference"] = asdict(difference) | {"near_tie": difference.near_tie}
+    return record
+
+
+def _prompt(item: Item, tokenizer: Any) -> Any:
+    """Chat messages where there is a template; without one, the text of a lone user turn."""
+    if isinstance(item.prompt, str) or getattr(tokenizer, "chat_template", None) or len(item.prompt) > 1:
+        return item.prompt
+    return item.prompt[0]["content"]
+
+
+def _describe(record: Record) -> str:
+    if "error" in record:
+        return f"failed: {record['error']}"
+    tau = (record["tokens"] - 1) / record["passes"] if record["passes"] else 0.0
+    same = {True: ", equals plain", False: ", differs from plain", None: ""}[record.get("equal")]
+    return f"{record['tokens']} tokens in {record['passes']} passes, tau {tau:.2f}{same}"
+
+
+def _explain(error: Exception, tree: Tree, settings: Settings) -> str:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return (
+            f"out of memory with a tree of {tree.size} nodes and {settings.max_new_tokens} new tokens. "
+            f"Try a tree of {max(tree.size // 2, 1)} nodes, or a smaller --max-new-tokens"
+        )
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,264 @@
+"""The public calls: `generate` for whole answers, `stream` for text as it becomes certain.
+
+Everything a user can get wrong is checked here, before any compute.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from specdeft.errors import SpecdeftError
+from specdeft.generation.choose_tree import choose_tree
+from specdeft.generation.loop import Decoder, Row
+from specdeft.generation.prompts import read_prompts
+from specdeft.generation.result import Result
+from specdeft.generation.settings import resolve
+from specdeft.generation.text import Detokenizer
+from specdeft.heads import DraftHeads
+from specdeft.target import Target
+from specdeft.trees import Tree
+
+ACCEPTANCE = ("greedy", "sample", "typical")
+_OPTIONS = (
+    "tokenizer tree chunk_size acceptance max_new_tokens temperature top_k top_p min_p seed eos_token_id stop "
+    "logits_processor stopping_criteria generation_config return_logprobs"
+).split()
+
+
+def generate(
+    model: PreTrainedModel | str,
+    heads: DraftHeads | str,
+    prompt: Any,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    tree: Tree | str | int = "auto",
+    chunk_size: int | str = "auto",
+    acceptance: str = "greedy",
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | Sequence[int] | None = None,
+    eos_token_id: int | list[int] | None = None,
+    stop: str | list[str] | None = None,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    generation_config: GenerationConfig | None = None,
+    return_logprobs: bool = False,
+    **unknown: Any,
+) -> Any:
+    """Generate by verifying drafted token trees. What comes out is what the model alone would have said.
+
+    With "greedy", token for token the output of `model.generate(do_sample=False)` in float32; in bfloat16 and float16 a
+    difference can appear only where two candidates are closer than the dtype's rounding. With "sample", the model's own
+    (processed) distribution, exactly; a seed need not give plain sampling's draw, but gives the same text for every tree
+    and every batch. "typical" is Medusa's LOSSY rule.
+
+    Args:
+        model: a loaded transformers causal LM in eval mode, or a name or folder for `load_model`.
+        heads: `DraftHeads`, or a shipped name, folder or hub name.
+        prompt: text, chat messages, token ids, or a list of any of these (a batch; rows may differ in length).
+        tokenizer: for text; by default the one that belongs to the model.
+        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`.
+        chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
+        acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
+        max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).
+        temperature, top_k, top_p, min_p: for "sample" and "typical"; as in transformers. Temperature 0 is greedy.
+        seed: every sequence draws from its own stream started at `seed` (a list gives one per prompt). None takes fresh
+            seeds from torch's global generator; otherwise the global generator is left alone.
+        eos_token_id, stop: token ids and strings that end a sequence; the ending token is kept, nothing follows it.
+        logits_processor, stopping_criteria: transformers' own; each processor is called once per emitted token, in order,
+            with that sequence's ids, exactly as plain generation does, so stateful ones work ("typical" calls them for
+            every drafted node). With a batch, give processors that keep no state across sequences.
+        generation_config: as for `model.generate`; the model's own is honoured when absent. Beams are refused.
+        return_logprobs: also return each token's log-probability under the model's raw logits.
+
+    Returns:
+        A `Result`, or a list of them when `prompt` is a list of prompts.
+
+    Raises:
+        ValueError, TypeError: an option that does not exist or is out of range, an empty prompt without BOS.
+        SpecdeftError: heads, tree, model and prompt that do not fit together; a file that cannot be read.
+    """
+    arguments = dict(locals())
+    decoding = _prepare(arguments)
+    for _ in decoding.steps():
+        pass
+    return decoding.results() if decoding.batch else decoding.results()[0]
+
+
+def stream(model: PreTrainedModel | str, heads: DraftHeads | str, prompt: Any, **options: Any) -> Stream:
+    """Generate for one prompt and hand out text as it becomes certain. Options as in `generate`.
+
+    Iterating yields str pieces, never half a character; their concatenation is the result's text. `.result` holds the
+    `Result` once the iteration is over.
+    """
+    defaults = {name: None for name in _OPTIONS}
+    defaults |= {"tree": "auto", "chunk_size": "auto", "acceptance": "greedy", "return_logprobs": False}
+    known = {name: options.pop(name, default) for name, default in defaults.items()}
+    decoding = _prepare({"model": model, "heads": heads, "prompt": prompt, **known, "unknown": options})
+    if decoding.batch:
+        raise ValueError(f"stream takes one prompt, got a list of {len(decoding.rows)}. Use generate for a batch.")
+    if decoding.tokenizer is None:
+        raise SpecdeftError("stream yields text and needs a tokenizer: pass tokenizer=.")
+    return Stream(decoding)
+
+
+class Stream:
+    """An iterator over text pieces; afterwards `.result` is the whole outcome."""
+
+    def __init__(self, decoding: _Decoding) -> None:
+        self._decoding = decoding
+        self.result: Result | None = None
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def _run(self) -> Iterator[str]:
+        assert self._decoding.tokenizer is not None
+        text = Detokenizer(self._decoding.tokenizer)
+        for gained in self._decoding.steps():
+            piece = text.push(gained[0])
+            if piece:
+                yield piece
+        self.result = self._decoding.results()[0]
+        rest = text.finish(self.result.text or "")
+        if rest:
+            yield rest
+
+
+class _Decoding:
+    """One call: its rows, its decoder and its clock."""
+
+    def __init__(
+        self, decoder: Decoder, rows: list[Row], batch: bool, tokenizer: PreTrainedTokenizerBase | None, why: str
+    ) -> None:
+        self.decoder, self.rows, self.batch, self.tokenizer = decoder, rows, batch, tokenizer
+        for row in rows:
+            row.stats.tree += why
+
+    def steps(self) -> Iterator[list[list[int]]]:
+        """Run the decoder, counting for each sequence only the time spent on decoding it after prefill."""
+        run = self.decoder.run()
+        yield next(run)
+        while True:
+            decoding = [row for row in self.rows if row.remaining]
+            began = time.perf_counter()
+            gained = next(run, None)
+            for row in decoding:
+                row.stats.decode_seconds += time.perf_counter() - began
+            if gained is None:
+                return
+            yield gained
+
+    def results(self) -> list[Result]:
+        """Outcomes of all rows."""
+        out = []
+        for row in self.rows:
+            for phase, ms in self.decoder.clock.ms.items():
+                setattr(row.stats, f"{phase}_ms", ms)
+            text = None if self.tokenizer is None else self.tokenizer.decode(row.new, skip_special_tokens=True)
+            logprobs = row.logprobs if self.decoder.want_logprobs else None
+            out.append(Result(text, row.new, row.finish_reason or "length", row.stats, logprobs))
+        return out
+
+
+def _prepare(a: dict[str, Any]) -> _Decoding:
+    """Check every argument and set the decoder up."""
+    for name in a["unknown"]:
+        near = difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=0.5)
+        raise TypeError(
+            f"generate() has no option {name!r}. " + (f"Did you mean {near[0]!r}?" if near else f"Known: {_OPTIONS}.")
+        )
+    acceptance, do_sample, temperature = _rule(a)
+    model, tokenizer = a["model"], a["tokenizer"]
+    if isinstance(model, str):
+        from specdeft.models import load_model
+
+        model, own = load_model(model)
+        tokenizer = tokenizer or own
+    if not isinstance(model, PreTrainedModel):
+        raise SpecdeftError(f"model must be a transformers causal LM or a name, got {type(model).__name__}.")
+    heads = DraftHeads.from_pretrained(a["heads"]) if isinstance(a["heads"], str) else a["heads"]
+    if not isinstance(heads, DraftHeads):
+        raise SpecdeftError(f"heads must be DraftHeads or a name, got {type(heads).__name__}.")
+    target = Target(model, a["chunk_size"])
+    tokenizer = tokenizer or _own_tokenizer(model)
+    bos = getattr(tokenizer, "bos_token_id", None)
+    bos = model.generation_config.bos_token_id if bos is None else bos
+    prompts, batch = read_prompts(a["prompt"], tokenizer, bos, target.vocab_size)
+    heads.check_fits(model)
+    tree, why = choose_tree(a["tree"], heads, target.device, target.vocab_size)
+    stop = [a["stop"]] if isinstance(a["stop"], str) else a["stop"]
+    settings = resolve(
+        model,
+        prompts,
+        do_sample=do_sample,
+        max_positions=target.max_positions,
+        tokenizer=tokenizer,
+        generation_config=a["generation_config"],
+        logits_processor=a["logits_processor"],
+        stopping_criteria=a["stopping_criteria"],
+        options={
+            "max_new_tokens": a["max_new_tokens"],
+            "temperature": temperature,
+            "top_k": a["top_k"],
+            "top_p": a["top_p"],
+            "min_p": a["min_p"],
+            "eos_token_id": a["eos_token_id"],
+            "stop_strings": stop,
+        },
+    )
+    rows = [Row(*each) for each in zip(prompts, settings, _seeds(a["seed"], len(prompts)), strict=True)]
+    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]))
+    return _Decoding(decoder, rows, batch, tokenizer, why)
+
+
+def _rule(a: dict[str, Any]) -> tuple[str, bool, float | None]:
+    """The acceptance rule, whether transformers' warpers apply, and the temperature to give them."""
+    acceptance, temperature = a["acceptance"], a["temperature"]
+    if acceptance not in ACCEPTANCE:
+        raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, got {acceptance!r}.")
+    if temperature == 0 and not isinstance(temperature, bool):
+        return "greedy", False, None
+    if acceptance == "greedy":
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            if a[name] is not None:
+                raise ValueError(f"{name}={a[name]!r} has no effect with acceptance='greedy'. Use acceptance='sample'.")
+    return acceptance, acceptance != "greedy", temperature
+
+
+def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:
+    """One seed per sequence."""
+    if seed is None:
+        return [int(s) for s in torch.randint(2**62, (count,))]
+    if isinstance(seed, int):
+        return [seed] * count
+    if len(seed) != count:
+        raise ValueError(f"seed must be one number or one per prompt: got {len(seed)} seeds for {count} prompts.")
+    return list(seed)
+
+
+def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer saved beside the model, if there is one."""
+    from specdeft.models import load_tokenizer
+
+    name = model.config.name_or_path
+    if not name:
+        return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = load_tokenizer(name)
+    except SpecdeftError:
+        return None
+    return tokenizer

@@ -1,0 +1,104 @@
+"""What a generation returns, and the clock that splits its time into phases."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+PHASES = ("prefill", "draft", "verify", "accept", "commit")
+
+
+@dataclass
+class Stats:
+    """Counters of one sequence; in a batch the times are the whole batch's (its sequences decode together).
+
+    Attributes:
+        tokens: tokens returned. Always equals sum(tokens_per_step).
+        steps: verify passes this sequence took part in.
+        accepted: drafted tokens that were returned (nothing after an EOS, a stop or the length limit counts).
+        accepted_per_depth: [d - 1] = verify passes in which the drafted token at depth d was returned.
+        tokens_per_step: tokens each pass returned; the first entry is prefill's one token.
+        tree: name and size of the tree, and why it was chosen.
+        prefill_ms .. commit_ms: time per phase, milliseconds, summed over steps.
+    """
+
+    tree: str = ""
+    tokens: int = 0
+    steps: int = 0
+    accepted: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
+    tokens_per_step: list[int] = field(default_factory=list)
+    prefill_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    accept_ms: float = 0.0
+    commit_ms: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def tau(self) -> float:
+        """Tokens returned after the first (prefill's own) per verify pass; 0.0 if there was no pass."""
+        return (self.tokens - 1) / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens returned after the first per second of decoding (prefill apart); 0.0 if nothing was decoded."""
+        return (self.tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for JSON, the derived figures included."""
+        return {**self.__dict__, "tau": self.tau, "tokens_per_second": self.tokens_per_second}
+
+
+@dataclass
+class Result:
+    """One prompt's outcome.
+
+    Attributes:
+        text: the new tokens decoded without special tokens; None when no tokenizer is known.
+        token_ids: new tokens only; an EOS that ended the text is the last of them.
+        finish_reason: "eos", "stop" (a stop string or a stopping criterion) or "length".
+        stats: counters and times.
+        logprobs: per new token its log-probability under the model's raw logits; None unless asked for.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    finish_reason: str
+    stats: Stats
+    logprobs: list[float] | None = None
+
+
+class Clock:
+    """Milliseconds per phase. On CUDA the marks are events, read once per step after the step's one synchronisation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(len(PHASES) + 1)] if self._cuda else []
+        self._marks: list[tuple[str, float]] = []
+        self.ms = dict.fromkeys(PHASES, 0.0)
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._marks = []
+        self._mark("start")
+
+    def done(self, phase: str) -> None:
+        """The work since the last mark was `phase`."""
+        self._mark(phase)
+
+    def read(self) -> None:
+        """Add this step's phases up. On CUDA the device must have passed the last mark."""
+        for index in range(1, len(self._marks)):
+            phase, now = self._marks[index]
+            if self._cuda:
+                self.ms[phase] += self._events[index - 1].elapsed_time(self._events[index])
+            else:
+                self.ms[phase] += (now - self._marks[index - 1][1]) * 1e3
+
+    def _mark(self, phase: str) -> None:
+        if self._cuda:
+            self._events[len(self._marks)].record()
+        self._marks.append((phase, time.perf_counter()))

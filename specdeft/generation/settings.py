@@ -1,0 +1,199 @@
+"""Generation settings as `model.generate` would resolve them, so that every option means here what it means there.
+
+transformers' own (private) helpers resolve the config and build processors and criteria; calling them is what keeps a
+repetition penalty, `min_new_tokens` or a stop string identical. This file is the only one that touches them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import logits_process
+
+from specdeft.errors import SpecdeftError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_NEW_TOKENS = 20  # transformers' own default when nothing says how long an answer may be
+_CONTEXT_FREE = tuple(  # processors that look at the scores only: they may run on a whole batch at once
+    getattr(logits_process, name)
+    for name in (
+        "TemperatureLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TopHLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "LogitNormalization",
+        "InfNanRemoveLogitsProcessor",
+    )
+    if hasattr(logits_process, name)
+)
+_BEYOND = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1}  # what one lossless path can be
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """Everything one sequence needs besides its ids."""
+
+    max_new_tokens: int
+    eos: tuple[int, ...]
+    processors: LogitsProcessorList
+    stopping: StoppingCriteriaList
+
+    @property
+    def context_free(self) -> bool:
+        """Whether no processor looks at the tokens so far."""
+        return all(isinstance(processor, _CONTEXT_FREE) for processor in self.processors)
+
+
+def resolve(
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[int]],
+    *,
+    do_sample: bool,
+    max_positions: int | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    generation_config: GenerationConfig | None,
+    logits_processor: Sequence[Any] | None,
+    stopping_criteria: Sequence[Any] | None,
+    options: dict[str, Any],
+) -> list[RowSettings]:
+    """Settings per prompt.
+
+    Args:
+        options: explicit options under transformers' names (max_new_tokens, temperature, ...); None means "not given".
+
+    Raises:
+        ValueError: an option outside its range, or a config that asks for beams.
+        SpecdeftError: a prompt that leaves no room in the model's positions.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    _check_ranges(given)
+    explicit_length = any(
+        getattr(config, "max_length", None) is not None for config in (generation_config, model.generation_config)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        config, unused = model._prepare_generation_config(generation_config, do_sample=do_sample, **given)
+    if unused:
+        raise TypeError(f"generation options {sorted(unused)} are not part of transformers' GenerationConfig.")
+    for name, only in _BEYOND.items():
+        if (getattr(config, name, None) or only) != only:
+            raise ValueError(f"{name}={getattr(config, name)}: speculative decoding follows one path, {name} must be {only}.")
+    return [
+        _row(
+            model,
+            copy.deepcopy(config),
+            ids,
+            index if len(rows) > 1 else None,
+            explicit_length,
+            max_positions,
+            tokenizer,
+            LogitsProcessorList(logits_processor or []),
+            StoppingCriteriaList(stopping_criteria or []),
+        )
+        for index, ids in enumerate(rows)
+    ]
+
+
+def _row(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    ids: Sequence[int],
+    index: int | None,
+    explicit_length: bool,
+    max_positions: int | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    processors: LogitsProcessorList,
+    stopping: StoppingCriteriaList,
+) -> RowSettings:
+    what = "the prompt" if index is None else f"prompt {index}"
+    if config.max_new_tokens is not None:
+        new_tokens = config.max_new_tokens
+    elif explicit_length:
+        new_tokens = config.max_length - len(ids)
+        if new_tokens < 1:
+            raise ValueError(f"{what} has {len(ids)} tokens, but max_length is {config.max_length}. Set max_new_tokens.")
+    else:
+        new_tokens = DEFAULT_NEW_TOKENS
+    if max_positions is not None:
+        if len(ids) >= max_positions:
+            raise SpecdeftError(
+                f"{what} has {len(ids)} tokens, but the model has {max_positions} positions and needs one for the answer. "
+                "Shorten the prompt."
+            )
+        if len(ids) + new_tokens > max_positions:
+            warnings.warn(
+                f"{what} has {len(ids)} tokens and the model {max_positions} positions: "
+                f"max_new_tokens is cut from {new_tokens} to {max_positions - len(ids)}.",
+                stacklevel=5,
+            )
+            new_tokens = max_positions - len(ids)
+    config.max_length = len(ids) + new_tokens
+    if config.min_new_tokens is not None:
+        config.min_length = len(ids) + config.min_new_tokens
+    model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=model.device, batch_size=1)
+    eos = config._eos_token_tensor
+    prompt = torch.tensor([list(ids)], device=model.device)
+    return RowSettings(
+        max_new_tokens=new_tokens,
+        eos=() if eos is None else tuple(eos.tolist()),
+        processors=model._get_logits_processor(
+            config,
+            input_ids_seq_length=len(ids),
+            encoder_input_ids=prompt,
+            logits_processor=processors,
+            device=model.device,
+            model_kwargs={},
+        ),
+        stopping=_criteria(config, stopping, tokenizer),
+    )
+
+
+def _criteria(
+    config: GenerationConfig, stopping: StoppingCriteriaList, tokenizer: PreTrainedTokenizerBase | None
+) -> StoppingCriteriaList:
+    """Criteria beyond length and EOS, which the decoding step itself keeps."""
+    from transformers import MaxTimeCriteria, StopStringCriteria
+
+    criteria = StoppingCriteriaList()
+    if config.max_time is not None:
+        criteria.append(MaxTimeCriteria(max_time=config.max_time))
+    if config.stop_strings:
+        if tokenizer is None:
+            raise SpecdeftError("stop strings need a tokenizer: pass tokenizer=.")
+        criteria.append(StopStringCriteria(stop_strings=config.stop_strings, tokenizer=tokenizer))
+    return StoppingCriteriaList([*criteria, *stopping])
+
+
+def _check_ranges(given: dict[str, Any]) -> None:
+    rules: dict[str, tuple[Any, str]] = {
+        "max_new_tokens": (lambda v: v >= 1, "at least 1"),
+        "temperature": (lambda v: v >= 0, "at least 0 (0 is greedy)"),
+        "top_k": (lambda v: v >= 0, "at least 0 (0 is off)"),
+        "top_p": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
+        "min_p": (lambda v: 0 <= v <= 1, "between 0 and 1"),
+    }
+    for name, (holds, rule) in rules.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        whole = name in ("max_new_tokens", "top_k")
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not holds(value):
+            raise ValueError(f"{name} must be {'a whole number ' if whole else ''}{rule}, got {value!r}.")
+
+
+def ended(stopping: StoppingCriteriaList, ids: Tensor) -> bool:
+    """Whether any criterion stops after the ids [1, T] so far."""
+    return bool(stopping) and bool(stopping(ids, None).any())

@@ -1,0 +1,10 @@
+"""Draft heads: small networks that guess the tokens after the next one from the model's last hidden state.
+
+Knows how heads are computed, stored and matched to a base model; knows nothing of trees, caches or kernels.
+"""
+
+from specdeft.heads.files import HeadsConfig
+from specdeft.heads.fingerprint import fingerprint
+from specdeft.heads.model import Draft, DraftHeads
+
+__all__ = ["Draft", "DraftHeads", "HeadsConfig", "fingerprint"]

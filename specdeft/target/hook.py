@@ -1,0 +1,88 @@
+"""The seam into transformers: one attention function, registered as "specdeft", that runs prefill or tree attention.
+
+Knows the attention interface of transformers' modules; knows nothing of drafting or acceptance. No mask function is
+registered with it, so transformers builds no mask: what a row may see is decided here, from positions and the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from specdeft.attention import Plan, causal_attention, tree_attention
+from specdeft.errors import SpecdeftError
+
+NAME = "specdeft"
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """This pass appends rows start..start+T-1, each seeing every row up to itself."""
+
+    start: int
+
+
+@dataclass(frozen=True)
+class Verify:
+    """This pass scores a token tree behind each sequence's committed rows."""
+
+    plan: Plan
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,  # [B, Hq, T, D]
+    key: Tensor,  # [B, Hkv, S, D], the cache's whole plane
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    specdeft_pass: Prefill | Verify | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers' attention modules call. Returns the output [B, T, Hq, D] and no weights."""
+    if specdeft_pass is None:
+        raise SpecdeftError(
+            f"{type(module).__name__} called the 'specdeft' attention outside a specdeft pass. "
+            "Load the model with any other attn_implementation; specdeft switches to its own while it decodes."
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = layer_window(module) if sliding_window is None else sliding_window
+    if isinstance(specdeft_pass, Prefill):
+        out = causal_attention(query, key, value, specdeft_pass.start, scale=scale, softcap=softcap, window=window)
+    else:
+        out = tree_attention(query, key, value, specdeft_pass.plan, scale=scale, softcap=softcap, window=window)
+    return out.transpose(1, 2), None
+
+
+def layer_window(module: nn.Module) -> int | None:
+    """The window of a layer whose module leaves it to the mask: from the config's layer types."""
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if types is None or index is None or types[index] != "sliding_attention":
+        return None
+    window: int | None = getattr(config, "sliding_window", None)
+    return window
+
+
+AttentionInterface.register(NAME, attend)
+
+
+@contextmanager
+def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let the model use attention `name` inside the block; the model's own choice is restored whatever happens."""
+    configs = list({id(c): c for c in (model.config, model.config.get_text_config(decoder=True))}.values())
+    before = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, own in zip(configs, before, strict=True):
+            config._attn_implementation = own

@@ -1,0 +1,105 @@
+"""Look at a model once, before any real work: is it one that specdeft can drive, and what do its layers store?
+
+One forward pass over a single token with a recording cache and a recording attention function answers both: a model
+that copies its own attention, shares KV between layers or keeps a recurrent state is refused by name here, not in the
+middle of a generation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache, PreTrainedModel
+
+from specdeft.cache import PlaneShape
+from specdeft.errors import SpecdeftError
+from specdeft.target.hook import attention_of
+
+_PROBE = "specdeft_probe"
+_UNSUPPORTED_LAYERS = ("linear_attention", "chunked_attention", "mamba", "conv", "recurrent", "hybrid")
+
+
+@dataclass
+class _Record:
+    attended: int = 0
+    features: set[str] = field(default_factory=set)
+
+
+class _ProbeCache(Cache):
+    """Hands back what it is given and remembers the shapes."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.planes: dict[int, tuple[PlaneShape, PlaneShape]] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        self.planes[layer_idx] = (_plane(key_states), _plane(value_states))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+def _plane(states: Tensor) -> PlaneShape:
+    return PlaneShape(states.shape[1], states.shape[3], states.dtype, states.device)
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    record: _Record | None = kwargs.get("specdeft_pass")
+    if record is not None:
+        record.attended += 1
+        if kwargs.get("s_aux") is not None:
+            record.features.add("attention sinks")
+        if getattr(module, "is_causal", True) is False:
+            record.features.add("bidirectional attention")
+    groups = query.shape[1] // value.shape[1]
+    return value.repeat_interleave(groups, dim=1).transpose(1, 2), None  # one token sees itself only
+
+
+AttentionInterface.register(_PROBE, _attend)
+
+
+def check_kind(model: PreTrainedModel) -> None:
+    """Refuse, without running it, what is no plain causal LM with a KV cache."""
+    name = type(model).__name__
+    config = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise SpecdeftError(f"{name} is an encoder-decoder model; specdeft decodes causal (decoder-only) models.")
+    if model.get_output_embeddings() is None:
+        raise SpecdeftError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
+    kinds = [kind for kind in (getattr(config, "layer_types", None) or []) if kind.startswith(_UNSUPPORTED_LAYERS)]
+    if getattr(model, "_is_stateful", False) or kinds:
+        what = f"layers of type {sorted(set(kinds))}" if kinds else "a recurrent state"
+        raise SpecdeftError(f"{name} has {what}; specdeft needs full or sliding-window attention in every layer.")
+    if model.training:
+        raise SpecdeftError(f"{name} is in training mode, where dropout changes its output. Call model.eval() first.")
+
+
+def probe(model: PreTrainedModel, cache_argument: str) -> list[tuple[PlaneShape, PlaneShape]]:
+    """Per layer the shapes of its key and value planes. Raises SpecdeftError when the model cannot be driven."""
+    check_kind(model)
+    name, record, cache = type(model).__name__, _Record(), _ProbeCache()
+    device = model.get_input_embeddings().weight.device
+    if device.type == "meta":
+        raise SpecdeftError(f"{name} has weights on the meta device; load them before generating.")
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    passed: dict[str, Any] = {cache_argument: cache, "specdeft_pass": record}
+    try:
+        with torch.inference_mode(), attention_of(model, _PROBE):
+            model(input_ids=token, position_ids=token, use_cache=True, logits_to_keep=1, **passed)
+    except (TypeError, AttributeError, NotImplementedError, IndexError) as error:
+        raise SpecdeftError(f"{name} cannot be driven through transformers' attention interface: {error}") from error
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    if record.features:
+        raise SpecdeftError(f"{name} uses {', '.join(sorted(record.features))}, which specdeft does not support.")
+    if record.attended != layers or sorted(cache.planes) != list(range(layers)):
+        raise SpecdeftError(
+            f"{name} has {layers} layers, but {record.attended} used the attention interface and {len(cache.planes)} "
+            "stored keys and values. specdeft needs every layer to do both (transformers' AttentionInterface)."
+        )
+    return [cache.planes[index] for index in range(layers)]

@@ -1,0 +1,134 @@
+"""The target: what is computed, what is refused, and that the model is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import specdeft
+from specdeft.heads import DraftHeads
+from specdeft.target import Target
+from specdeft.trees import Tree
+from tests.tiny import FAMILIES, OracleHeads, prompts, tiny
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_verify_gives_the_models_own_logits_for_every_path(family: str) -> None:
+    """Soft-caps, windows and positions included: each node against a plain forward over its own path."""
+    tolerance = 1e-4  # float32 logits of order 10, same arithmetic in another order
+    model, ids = tiny(family), prompts(1, length=11)[0]
+    tree = Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 2]])
+    tokens = torch.randint(2, 17, (1, tree.size), generator=torch.Generator().manual_seed(1))
+    target = Target(model)
+    cache = target.new_cache(1, 40)
+    target.prefill(torch.tensor(ids), cache)
+    logits, hiddens = target.verify(tokens, tree, cache)
+    for node in range(tree.size):
+        path = [node]
+        while path[0]:
+            path.insert(0, tree.parents[path[0]])
+        with torch.no_grad():
+            alone = model(torch.tensor([ids + tokens[0, path].tolist()])).logits[0, -1]
+        assert (logits[0, node] - alone).abs().max() < tolerance
+    with torch.no_grad():
+        capless = model.get_output_embeddings()(hiddens)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    assert (logits - (cap * torch.tanh(capless / cap) if cap else capless)).abs().max() < tolerance
+
+
+def test_siblings_do_not_see_each_other() -> None:
+    model = tiny()
+    target = Target(model)
+    tree = Tree.from_paths([[0], [1], [0, 0]])
+    seen = []
+    for sibling in (4, 9):
+        cache = target.new_cache(1, 20)
+        target.prefill(torch.tensor([3, 4, 5]), cache)
+        seen.append(target.verify(torch.tensor([[2, 6, sibling, 7]]), tree, cache)[0])
+    assert torch.equal(seen[0][0, [0, 1, 3]], seen[1][0, [0, 1, 3]])
+    assert not torch.equal(seen[0][0, 2], seen[1][0, 2])
+
+
+def test_prefill_computes_one_row_of_logits() -> None:
+    model, rows = tiny(), []
+    handle = model.lm_head.register_forward_pre_hook(lambda _, x: rows.append(x[0].shape[1]))
+    try:
+        ids = prompts(1, length=60)[0]
+        heads = OracleHeads.of(model, ids, 9, num_heads=2)
+        rows.clear()
+        specdeft.generate(model, heads, ids, tree="chain-2", max_new_tokens=9)
+    finally:
+        handle.remove()
+    assert max(rows[:2]) == 1  # the look at the model, then the prompt
+    assert max(rows) == 3
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_models_own_attention_is_restored(implementation: str) -> None:
+    model = tiny(seed=2, attn_implementation=implementation)
+    heads = DraftHeads.for_model(model, num_heads=1)
+    assert model.config._attn_implementation == implementation
+    before = model(torch.tensor([[3, 4, 5]])).logits
+    specdeft.generate(model, heads, [3, 4, 5], tree="chain-1", max_new_tokens=4)
+    assert model.config._attn_implementation == implementation
+    assert torch.equal(model(torch.tensor([[3, 4, 5]])).logits, before)
+
+    class Broken(transformers.LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        specdeft.generate(model, heads, [3], tree="chain-1", max_new_tokens=4, logits_processor=[Broken()])
+    assert model.config._attn_implementation == implementation
+
+
+def test_tree_positions_never_reach_the_packed_sequence_path() -> None:
+    """Repeated positions look like packed documents to flash attention; our attention is called instead, mask-free."""
+    model, masks = tiny("mistral"), []
+    target = Target(model)
+    handle = model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: masks.append((kwargs["attention_mask"], model.config._attn_implementation)),
+        with_kwargs=True,
+    )
+    try:
+        cache = target.new_cache(1, 20)
+        target.prefill(torch.tensor([3, 4]), cache)
+        target.verify(torch.tensor([[2, 6, 7]]), Tree.star(2), cache)
+    finally:
+        handle.remove()
+    assert masks == [(None, "specdeft")] * 2
+
+
+def refusals() -> list[tuple[str, transformers.PreTrainedModel, str]]:
+    t5 = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=17, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    )
+    mamba = transformers.MambaForCausalLM(
+        transformers.MambaConfig(vocab_size=17, hidden_size=16, num_hidden_layers=1, state_size=4)
+    )
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=17, hidden_size=16, n_layer=1, n_head=2))
+    training = transformers.LlamaForCausalLM(tiny().config).train()
+    return [
+        ("encoder-decoder", t5.eval(), "encoder-decoder"),
+        ("recurrent", mamba.eval(), "recurrent state|layers of type"),
+        ("own attention", bloom.eval(), "attention interface"),
+        ("training mode", training, "model.eval()"),
+        ("headless", tiny().model, "no language-model head"),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "model", "text"), refusals(), ids=[kind for kind, *_ in refusals()])
+def test_a_model_that_cannot_be_driven_is_refused_by_name(
+    kind: str, model: transformers.PreTrainedModel, text: str
+) -> None:
+    with pytest.raises(specdeft.SpecdeftError, match=text) as caught:
+        Target(model)
+    assert type(model).__name__ in str(caught.value)
+
+
+def test_weights_on_meta_are_refused() -> None:
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(tiny().config).eval()
+    with pytest.raises(specdeft.SpecdeftError, match="meta"):
+        Target(model)
