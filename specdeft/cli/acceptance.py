@@ -72,6 +72,7 @@ def acceptance(workload: str, limit: int | None, without: tuple[str, ...], out: 
     )
     records = run(
         model, tokenizer, heads, tree, items, settings,
+        in_float32=lambda: specdeft.load_model(given["model"], dtype="float32", device=given["device"])[0],
         records=None if out is None else out / "records.jsonl", say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
     summary = summarise(records)

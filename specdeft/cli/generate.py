@@ -54,6 +54,7 @@ def generate(prompt: str | None, prompts: Path | None, as_json: bool, **given: A
 
     import specdeft
 
+    loaded = specdeft.DraftHeads.from_pretrained(heads)
     model, tokenizer = specdeft.load_model(given["model"], dtype=given["dtype"], device=given["device"])
     if given["chat_template"]:
         tokenizer.chat_template = given["chat_template"].read_text(encoding="utf-8")
@@ -70,7 +71,6 @@ def generate(prompt: str | None, prompts: Path | None, as_json: bool, **given: A
         "seed": given["seed"],
         "stop": list(given["stop"]) or None,
     }
-    loaded = specdeft.DraftHeads.from_pretrained(heads)
     for name, text in asked:
         ready = _chat(text, given["system"]) if isinstance(text, str) and _wraps(tokenizer, given) else text
         stream = specdeft.stream(model, loaded, ready, **options)

@@ -65,7 +65,7 @@ def train(
     heads.save_pretrained(out)
     # float32 logits: in 16 bits many are equal, and a rank among equals says nothing
     ranks = measure_ranks(model.float(), heads, unseen, max_positions=MEASURED_POSITIONS)
-    Calibration(len(ranks), counts_from_ranks(ranks), f"{kept} rows held out of {data.name}").save(out)
+    Calibration(len(ranks), counts_from_ranks(ranks), f"{kept} rows held out of the training data").save(out)
     recipe = {
         "settings": given | {"held_out": kept, "started_from": start, "save_dtype": save_dtype},
         "data": rows.manifest,

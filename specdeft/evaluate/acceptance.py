@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specdeft.evaluate.plain import first_difference, plain_generate
+from specdeft.evaluate.plain import compare, plain_generate
 from specdeft.evaluate.records import Record, appending, finished
 from specdeft.evaluate.workload import Item
 from specdeft.generation import generate
@@ -46,10 +46,13 @@ def run(
     items: Sequence[Item],
     settings: Settings,
     *,
+    in_float32: Callable[[], Any],
     records: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Record]:
     """One record per item: greedy, a batch of 1. `say` gets a line of progress per item.
+
+    `in_float32` gives the same weights in float32, should a 16-bit text part from the plain one.
 
     `records` is a JSONL file that each record is appended to; items that it already holds are not run again, provided
     that it was written with the same settings (SpecdeftError otherwise). An item that fails is recorded with its error
@@ -60,13 +63,21 @@ def run(
         for number, item in enumerate(items, 1):
             if item.id in done:
                 continue
-            record = done[item.id] = _measure(model, tokenizer, heads, tree, item, settings)
+            record = done[item.id] = _measure(model, tokenizer, heads, tree, item, settings, in_float32)
             write(record)
             say(f"{number}/{len(items)} {item.id} {item.category}: {_describe(record)}")
     return [done[item.id] for item in items]
 
 
-def _measure(model: Any, tokenizer: Any, heads: Any, tree: Tree, item: Item, settings: Settings) -> Record:
+def _measure(
+    model: Any,
+    tokenizer: Any,
+    heads: Any,
+    tree: Tree,
+    item: Item,
+    settings: Settings,
+    in_float32: Callable[[], Any],
+) -> Record:
     record: Record = {"id": item.id, "category": item.category}
     prompt = _prompt(item, tokenizer)
     options: dict[str, Any] = {"tree": tree, "chunk_size": settings.chunk_size}
@@ -90,10 +101,8 @@ def _measure(model: Any, tokenizer: Any, heads: Any, tree: Tree, item: Item, set
         bos = getattr(tokenizer, "bos_token_id", None)
         [ids], _ = read_prompts(prompt, tokenizer, bos, model.get_output_embeddings().weight.shape[0])
         plain = plain_generate(model, ids, settings.max_new_tokens)
-        difference = first_difference(model, ids, result.token_ids, plain.token_ids)
-        record |= {"plain_tokens": len(plain.token_ids), "plain_seconds": plain.seconds, "equal": difference is None}
-        if difference is not None:
-            record["difference"] = asdict(difference) | {"near_tie": difference.near_tie}
+        record |= {"plain_tokens": len(plain.token_ids), "plain_seconds": plain.seconds}
+        record |= compare(model, in_float32, ids, result.token_ids, plain.token_ids)
     return record
 
 

@@ -47,14 +47,19 @@ def provenance(model: Any) -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line that is running. Of an absolute path only the name is kept: where it lay tells others nothing."""
+    """The command line that is running. Of an absolute path only the name is kept: where it lay is of no use."""
     name, *arguments = sys.argv
     short = [os.path.basename(each) if os.path.isabs(each) else each for each in arguments]
     return shlex.join([os.path.basename(name), *short])
 
 
 def _commit() -> str | None:
-    """Commit of the checkout that the package runs from, with + where files differ from it; None outside a checkout."""
+    """Commit of the checkout that the package runs from, with + where files differ from it.
+
+    A copy without history (a compute node, a container) may be told its commit by $SPECDEFT_COMMIT; else None.
+    """
+    if told := os.environ.get("SPECDEFT_COMMIT"):
+        return told
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,9 +1,9 @@
-"""Tables for people out of eval/results/*.json, kept between markers in a Markdown file, so that no number is typed by hand.
+"""Tables for people out of eval/results/*.json, between markers in a Markdown file: no number is typed by hand.
 
     python -m specdeft.evaluate.report --write README.md
     python -m specdeft.evaluate.report --check README.md
 
-A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the result files of that kind.
+A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the results of that kind.
 """
 
 import argparse

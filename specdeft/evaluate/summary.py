@@ -44,7 +44,7 @@ def _totals(records: Sequence[Record]) -> dict[str, Any]:
         plain_speed = plain_tokens / plain_seconds
         totals |= {
             "equal": sum(record["equal"] for record in compared),
-            "near_ties": sum(record.get("difference", {}).get("near_tie", False) for record in compared),
+            "near_ties": sum(record["near_tie"] for record in compared),
             "plain_tokens_per_second": plain_speed,
             "ratio": totals["tokens_per_second"] / plain_speed,
         }

@@ -121,7 +121,7 @@ def test_the_demo_streams_compares_and_prints_the_ratio(saved: Saved) -> None:
         run("generate", "abc", *saved.options, "--max-new-tokens", 12, "--tree", "chain-2", "--json").stdout
     )
     assert out.stdout.startswith(text["text"])
-    for label in ("tokens ", "tau ", "depths ", "specdeft ", "model.generate ", "ratio "):
+    for label in ("tokens ", "tau ", "accepted at depth ", "specdeft ", "model.generate ", "ratio "):
         assert f"\n{label}" in out.stdout
     assert "the two texts are the same, token for token" in out.stdout
     figures = json.loads(run(*arguments, "--json").stdout)

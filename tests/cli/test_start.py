@@ -64,7 +64,7 @@ def test_every_public_name_exists() -> None:
     for name in specdeft.__all__:
         assert getattr(specdeft, name) is not None
         assert name in dir(specdeft)
-    with pytest.raises(AttributeError, match="no attribute 'genrate'. Public names: DraftHeads"):
+    with pytest.raises(AttributeError, match=r"no attribute 'genrate'\. Public names: DraftHeads"):
         _ = specdeft.genrate
 
 

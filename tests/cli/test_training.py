@@ -17,8 +17,8 @@ def test_trained_heads_come_with_recipe_and_calibration_and_generate(saved: Save
     rows = [(rng.integers(4, 40, 5).tolist(), rng.integers(4, 40, 12).tolist()) for _ in range(12)]
     pack(rows, 48, {}).save(tmp_path / "data.npz")
     out = run(
-        "train", "--data", tmp_path / "data.npz", "--out", tmp_path / "heads", "--model", saved.model, "--device", "cpu",
-        "--num-heads", 2, "--epochs", 1, "--batch-tokens", 64, "--held-out", 3,
+        "train", "--data", tmp_path / "data.npz", "--out", tmp_path / "heads", "--model", saved.model,
+        "--device", "cpu", "--num-heads", 2, "--epochs", 1, "--batch-tokens", 64, "--held-out", 3,
     )  # fmt: skip
     assert out.exit_code == 0, out.output
     assert "held-out accuracy per depth" in out.stdout

@@ -42,9 +42,9 @@ def test_the_ratio_compares_tokens_per_second_and_differences_are_sorted_by_caus
     base = record("a", 10, 5, [4]) | {"plain_tokens": 10, "plain_seconds": 2.0}
     summary = summarise(
         [
-            base | {"equal": True},
-            base | {"equal": False, "difference": {"near_tie": True}},
-            base | {"equal": False, "difference": {"near_tie": False}},
+            base | {"equal": True, "near_tie": False},
+            base | {"equal": False, "near_tie": True},
+            base | {"equal": False, "near_tie": False},
         ]
     )
     assert (summary["equal"], summary["near_ties"], summary["ratio"]) == (1, 1, 2.0)

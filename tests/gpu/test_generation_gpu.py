@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import specdeft
+import specdeft.attention
 from specdeft.evaluate.near_tie import first_difference
 from specdeft.heads import DraftHeads
 from tests.tiny import FAMILIES, OracleHeads, plain, prompts, tiny
@@ -27,16 +28,16 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def kernel_calls(module_patch: pytest.MonkeyPatch) -> list[str]:
     """Counts launches of the Triton path, so that a silent fall-back cannot pass."""
-    import specdeft.attention as attention
-
+    kernels = specdeft.attention.deft_flatten()
+    assert kernels is not None, "Triton is missing"
     calls: list[str] = []
-    real = attention.deft_flatten_attention
+    real = kernels.tree_attention
 
     def counting(*args: object, **kwargs: object) -> torch.Tensor:
         calls.append("triton")
         return real(*args, **kwargs)
 
-    module_patch.setattr(attention, "deft_flatten_attention", counting)
+    module_patch.setattr(kernels, "tree_attention", counting)
     return calls
 
 

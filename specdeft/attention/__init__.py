@@ -1,0 +1,107 @@
+"""Attention over a shared prefix: a token tree's N queries at once (DeFT-Flatten), or a prompt's rows causally.
+
+`tree_attention` takes the Triton kernels on a GPU and plain torch elsewhere; both follow `reference`. Knows nothing of
+models, caches or acceptance.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from specdeft.attention import dense
+from specdeft.attention.checks import check_causal, check_heads, check_tree
+from specdeft.attention.plan import Plan, make_plan
+from specdeft.attention.tiles import LARGEST_HEAD
+
+__all__ = ["Plan", "causal_attention", "make_plan", "tree_attention"]
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def tree_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of a token tree: every node sees the committed rows, its ancestors and itself.
+
+    Args:
+        q: queries of the tree's nodes, [B, Hq, N, D]; Hq is a multiple of Hkv (grouped heads are neighbours).
+        k, v: [B, Hkv, S, D], the dtype and device of q. Rows 0..L_b-1 of sequence b are committed, rows
+            L_b..L_b+N-1 are the tree's own, in node order; rows behind them are ignored.
+        plan: of `make_plan(tree, lengths)`; one plan serves all layers of a pass.
+        scale: factor on q.k, before the cap.
+        softcap: scores s become softcap * tanh(s / softcap), as in Gemma 2; None for no cap.
+        window: a key at position p is visible at position q if q - p < window, positions being r for committed row r
+            and L_b + depth[i] for node i; None for no window.
+
+    Returns:
+        [B, Hq, N, D] in q's dtype. No gradient: this is for decoding.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit each other or the plan. Whether L_b + N rows fit into S
+            can be checked only while lengths live on the CPU.
+
+    Source: DeFT (arXiv 2404.00242); the tree mask is SpecInfer's (arXiv 2305.09781, section 4.2).
+    """
+    check_heads(q, k, v, softcap, window)
+    check_tree(q, k, plan)
+    plan = plan.on(q.device)
+    kernels = _kernels() if q.is_cuda and q.dtype in KERNEL_DTYPES and q.shape[3] <= LARGEST_HEAD else None
+    path = dense if kernels is None else kernels
+    out: Tensor = path.tree_attention(q, k, v, plan, scale=scale, softcap=softcap, window=window)
+    return out
+
+
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of T new rows, each seeing every row up to itself: prefill, whole or in pieces.
+
+    Args:
+        q: [B, Hq, T, D], at positions start..start+T-1 in every sequence.
+        k, v: [B, Hkv, S, D]; rows 0..start+T-1 are read, the new ones included.
+        start: rows that were there before.
+        scale, softcap, window: as in `tree_attention`.
+
+    Returns:
+        [B, Hq, T, D] in q's dtype.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit each other, or rows beyond S.
+    """
+    check_heads(q, k, v, softcap, window)
+    check_causal(q, k, start)
+    return dense.causal_attention(q, k, v, start, scale=scale, softcap=softcap, window=window)
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> ModuleType | None:
+    """The kernel module; None, with one warning, where Triton cannot be imported."""
+    try:
+        from specdeft.attention import deft_flatten
+    except ImportError as error:
+        warnings.warn(
+            f"Triton cannot be imported ({error}): tree attention on the GPU runs in plain torch, which is slower "
+            "and scores every row of the cache. Install triton to use the kernels.",
+            stacklevel=3,
+        )
+        return None
+    return deft_flatten

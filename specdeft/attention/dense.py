@@ -1,0 +1,122 @@
+"""Attention in plain torch: tree attention where there are no Triton kernels (any CPU), and causal prefill everywhere.
+
+The query heads of a kv head are packed as rows, so K and V are never repeated; scaled_dot_product_attention does the
+work unless scores are soft-capped, which it cannot do. Knows the plan; knows nothing of kernels or models.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdeft.attention.plan import Plan
+
+PREFILL_ROWS = 256  # query rows per masked pass: bounds the mask, and the keys scored in vain above the diagonal
+SCORES_AT_ONCE = 1 << 25  # soft-capped scores that exist at a time: 128 MiB of float32
+
+
+def tree_attention(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, softcap: float | None, window: int | None
+) -> Tensor:
+    """Output [B, Hq, N, D] in q's dtype. Arguments as `specdeft.tree_attention`.
+
+    On the CPU a sequence is attended over exactly the rows it has. Elsewhere lengths must not be read back, so all S
+    rows are scored under a mask; those behind a sequence's own must then hold finite numbers.
+    """
+    batch, q_heads, n, head_dim = q.shape
+    packed = q.reshape(batch, k.shape[1], -1, head_dim)  # [B, Hkv, G * N, D]
+    group = q_heads // k.shape[1]
+    if q.device.type == "cpu":
+        lengths = plan.lengths.tolist()
+        out = torch.empty_like(packed)
+        for b, length in enumerate(lengths):
+            first = 0 if window is None else max(0, length - window + 1)
+            keys, values = (x[b : b + 1, :, first : length + n] for x in (k, v))
+            mask = _tree_mask(plan, lengths, length, window, group, q.dtype)
+            out[b : b + 1] = _attend(packed[b : b + 1], keys, values, mask, scale, softcap)
+    else:
+        key = torch.arange(k.shape[2], device=q.device)
+        mask = torch.stack([_visible(plan, length, key, window) for length in plan.lengths])  # [B, N, S]
+        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -math.inf)
+        out = _attend(packed, k, v, mask.repeat(1, group, 1)[:, None], scale, softcap)
+    return out.view(batch, q_heads, n, head_dim)
+
+
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: int, *, scale: float, softcap: float | None, window: int | None
+) -> Tensor:
+    """Output [B, Hq, T, D] in q's dtype. Arguments as `specdeft.attention.causal_attention`.
+
+    Masked or soft-capped attention goes through blocks of queries, each against the keys that it can see.
+    """
+    (batch, q_heads, rows, head_dim), kv_heads = q.shape, k.shape[1]
+    group, end = q_heads // kv_heads, start + rows
+    # G heads against one head of K, stretched without a copy: kernels that know nothing of groups take it too
+    packed = q.reshape(batch * kv_heads, group, rows, head_dim)
+    keys, values = (x[:, :, :end].reshape(batch * kv_heads, 1, end, -1).expand(-1, group, -1, -1) for x in (k, v))
+    if start == 0 and softcap is None and (window is None or window >= rows):
+        out = F.scaled_dot_product_attention(packed, keys, values, is_causal=True, scale=scale)
+        return out.reshape(q.shape)
+    block = PREFILL_ROWS
+    if softcap is not None:
+        block = max(1, min(block, SCORES_AT_ONCE // (batch * q_heads * end)))
+    out = torch.empty_like(packed)
+    position = torch.arange(end, device=q.device)
+    for lo in range(0, rows, block):
+        hi = min(lo + block, rows)
+        first = 0 if window is None else max(0, start + lo - window + 1)
+        seen = slice(first, start + hi)
+        distance = position[start + lo : start + hi, None] - position[None, seen]  # [rows, keys]
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill(hidden, -math.inf)
+        out[:, :, lo:hi] = _attend(packed[:, :, lo:hi], keys[:, :, seen], values[:, :, seen], mask, scale, softcap)
+    return out.reshape(q.shape)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """Attention of q [.., rows, D] over k, v [.., keys, D] under an additive mask."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) * scale) @ k.to(wide).transpose(-1, -2)
+    scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores += mask
+    return (scores.softmax(dim=-1) @ v.to(wide)).to(q.dtype)
+
+
+def _tree_mask(
+    plan: Plan, lengths: list[int], length: int, window: int | None, group: int, dtype: torch.dtype
+) -> Tensor | None:
+    """The additive mask [G * N, keys] of a sequence, made by the first layer that asks, kept until lengths change."""
+    if plan.size == 1:
+        return None  # a lone root sees all that is left of the window
+    if plan.memo.get("lengths") != lengths:
+        plan.memo.clear()
+        plan.memo["lengths"] = lengths
+    key = (length, window, group, dtype)
+    if key not in plan.memo:
+        first = 0 if window is None else max(0, length - window + 1)
+        rows = torch.arange(first, length + plan.size)
+        visible = _visible(plan, torch.tensor(length), rows, window)
+        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, -math.inf)
+        plan.memo[key] = mask.repeat(group, 1)
+    mask = plan.memo[key]
+    return mask
+
+
+def _visible(plan: Plan, length: Tensor, row: Tensor, window: int | None) -> Tensor:
+    """Whether node i sees flat KV row `row[j]`, [N, rows] bool, for a sequence of `length` committed rows."""
+    arrays, last = plan.arrays, plan.size - 1
+    node = (row - length).clamp(0, last)  # of the tree rows; whatever elsewhere
+    in_prefix, in_tree = row < length, (row >= length) & (row <= length + last)
+    enter = arrays.enter[:, None]
+    ancestor = (arrays.enter[node] <= enter) & (enter < arrays.leave[node])
+    visible = in_prefix | in_tree & ancestor
+    if window is not None:
+        position = torch.where(in_prefix, row, length + arrays.depth[node])
+        visible &= length + arrays.depth[:, None] - position < window
+    return visible
