@@ -14,35 +14,45 @@ from torch import Tensor
 
 from specdeft.attention.plan import Plan
 
-PREFILL_ROWS = 256  # query rows per masked pass: bounds the mask, and the keys scored in vain above the diagonal
+PREFILL_ROWS = 128  # query rows per masked pass: bounds the mask, and the keys scored in vain above the diagonal
 SCORES_AT_ONCE = 1 << 25  # soft-capped scores that exist at a time: 128 MiB of float32
 
 
 def tree_attention(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, softcap: float | None, window: int | None
 ) -> Tensor:
-    """Output [B, Hq, N, D] in q's dtype. Arguments as `specdeft.tree_attention`.
+    """Output [B, Hq, N, D] in q's dtype. Arguments as `specdeft.tree_attention`."""
+    attend = by_sequence if q.device.type == "cpu" else by_slots
+    packed = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, Hkv, G * N, D]
+    return attend(packed, k, v, plan, scale, softcap, window).reshape(q.shape)
 
-    On the CPU a sequence is attended over exactly the rows it has. Elsewhere lengths must not be read back, so all S
-    rows are scored under a mask; those behind a sequence's own must then hold finite numbers.
+
+def by_sequence(
+    packed: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, softcap: float | None, window: int | None
+) -> Tensor:
+    """Packed queries [B, Hkv, G * N, D], sequence by sequence, each over exactly the rows it has. Reads the lengths."""
+    lengths = plan.lengths.tolist()
+    group = packed.shape[2] // plan.size
+    out = torch.empty_like(packed)
+    for b, length in enumerate(lengths):
+        first = 0 if window is None else max(0, length - window + 1)
+        keys, values = (x[b : b + 1, :, first : length + plan.size] for x in (k, v))
+        mask = _tree_mask(plan, lengths, length, window, group, packed.dtype)
+        out[b : b + 1] = _attend(packed[b : b + 1], keys, values, mask, scale, softcap)
+    return out
+
+
+def by_slots(
+    packed: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, softcap: float | None, window: int | None
+) -> Tensor:
+    """Packed queries [B, Hkv, G * N, D] over all S rows under a mask, which needs no look at the lengths.
+
+    Rows behind a sequence's own get no weight, but they must hold finite numbers.
     """
-    batch, q_heads, n, head_dim = q.shape
-    packed = q.reshape(batch, k.shape[1], -1, head_dim)  # [B, Hkv, G * N, D]
-    group = q_heads // k.shape[1]
-    if q.device.type == "cpu":
-        lengths = plan.lengths.tolist()
-        out = torch.empty_like(packed)
-        for b, length in enumerate(lengths):
-            first = 0 if window is None else max(0, length - window + 1)
-            keys, values = (x[b : b + 1, :, first : length + n] for x in (k, v))
-            mask = _tree_mask(plan, lengths, length, window, group, q.dtype)
-            out[b : b + 1] = _attend(packed[b : b + 1], keys, values, mask, scale, softcap)
-    else:
-        key = torch.arange(k.shape[2], device=q.device)
-        mask = torch.stack([_visible(plan, length, key, window) for length in plan.lengths])  # [B, N, S]
-        mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(~mask, -math.inf)
-        out = _attend(packed, k, v, mask.repeat(1, group, 1)[:, None], scale, softcap)
-    return out.view(batch, q_heads, n, head_dim)
+    slot = torch.arange(k.shape[2], device=k.device)
+    visible = torch.stack([_visible(plan, length, slot, window) for length in plan.lengths])  # [B, N, S]
+    mask = _additive(visible, packed.dtype).repeat(1, packed.shape[2] // plan.size, 1)
+    return _attend(packed, k, v, mask[:, None], scale, softcap)
 
 
 def causal_attention(
@@ -54,25 +64,26 @@ def causal_attention(
     """
     (batch, q_heads, rows, head_dim), kv_heads = q.shape, k.shape[1]
     group, end = q_heads // kv_heads, start + rows
-    # G heads against one head of K, stretched without a copy: kernels that know nothing of groups take it too
-    packed = q.reshape(batch * kv_heads, group, rows, head_dim)
-    keys, values = (x[:, :, :end].reshape(batch * kv_heads, 1, end, -1).expand(-1, group, -1, -1) for x in (k, v))
+    grouped = q.reshape(batch * kv_heads, group, rows, head_dim)
+    keys, values = (x[:, :, :end].reshape(batch * kv_heads, 1, end, head_dim) for x in (k, v))
     if start == 0 and softcap is None and (window is None or window >= rows):
-        out = F.scaled_dot_product_attention(packed, keys, values, is_causal=True, scale=scale)
-        return out.reshape(q.shape)
+        keys, values = (x.expand(-1, group, -1, -1) for x in (keys, values))  # no copy: the heads have stride 0
+        return F.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale).reshape(q.shape)
     block = PREFILL_ROWS
     if softcap is not None:
         block = max(1, min(block, SCORES_AT_ONCE // (batch * q_heads * end)))
-    out = torch.empty_like(packed)
+    out = torch.empty_like(grouped)
     position = torch.arange(end, device=q.device)
     for lo in range(0, rows, block):
         hi = min(lo + block, rows)
         first = 0 if window is None else max(0, start + lo - window + 1)
         seen = slice(first, start + hi)
         distance = position[start + lo : start + hi, None] - position[None, seen]  # [rows, keys]
-        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill(hidden, -math.inf)
-        out[:, :, lo:hi] = _attend(packed[:, :, lo:hi], keys[:, :, seen], values[:, :, seen], mask, scale, softcap)
+        visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        mask = _additive(visible, q.dtype).repeat(group, 1)
+        packed = grouped[:, :, lo:hi].reshape(batch * kv_heads, 1, -1, head_dim)
+        part = _attend(packed, keys[:, :, seen], values[:, :, seen], mask, scale, softcap)
+        out[:, :, lo:hi] = part.reshape(batch * kv_heads, group, hi - lo, head_dim)
     return out.reshape(q.shape)
 
 
@@ -102,8 +113,7 @@ def _tree_mask(
         first = 0 if window is None else max(0, length - window + 1)
         rows = torch.arange(first, length + plan.size)
         visible = _visible(plan, torch.tensor(length), rows, window)
-        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, -math.inf)
-        plan.memo[key] = mask.repeat(group, 1)
+        plan.memo[key] = _additive(visible, dtype).repeat(group, 1)
     mask = plan.memo[key]
     return mask
 
@@ -120,3 +130,8 @@ def _visible(plan: Plan, length: Tensor, row: Tensor, window: int | None) -> Ten
         position = torch.where(in_prefix, row, length + arrays.depth[node])
         visible &= length + arrays.depth[:, None] - position < window
     return visible
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, -inf elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -math.inf)

@@ -54,9 +54,11 @@ def train(
     from specdeft.models import DTYPES, load_model
     from specdeft.train import TokenData, accuracy, measure_ranks
     from specdeft.train import train as fit
+    from specdeft.train.loops import cut_loops
     from specdeft.trees import counts_from_ranks
 
-    rows = TokenData.load(data)
+    rows, looped = cut_loops(TokenData.load(data))
+    click.echo(f"{len(rows)} rows; {looped} tokens of answers that only repeat themselves are left out", err=True)
     model, tokenizer = load_model(given.pop("model"), dtype=given.pop("dtype"), device=given.pop("device"))
     kept = held_out or max(len(rows) // 20, 1)
     seen, unseen = rows.split(kept, seed=given["seed"])
@@ -68,7 +70,7 @@ def train(
     Calibration(len(ranks), counts_from_ranks(ranks), f"{kept} rows held out of the training data").save(out)
     recipe = {
         "settings": given | {"held_out": kept, "started_from": start, "save_dtype": save_dtype},
-        "data": rows.manifest,
+        "data": rows.manifest | {"loop_tokens_left_out": looped, "answer_tokens_trained_on": seen.answer_tokens},
         "held_out_positions": len(ranks),
         "accuracy": {f"top{top}": shares for top, shares in accuracy(ranks).items()},
         "provenance": provenance(model),

@@ -50,7 +50,8 @@ def command() -> str:
     """The command line that is running. Of an absolute path only the name is kept: where it lay is of no use."""
     name, *arguments = sys.argv
     short = [os.path.basename(each) if os.path.isabs(each) else each for each in arguments]
-    return shlex.join([os.path.basename(name), *short])
+    program = "specdeft" if os.path.basename(name) == "__main__.py" else os.path.basename(name)
+    return shlex.join([program, *short])
 
 
 def _commit() -> str | None:

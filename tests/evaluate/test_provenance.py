@@ -27,6 +27,8 @@ def test_a_measurement_carries_command_date_device_and_dtype() -> None:
 def test_of_an_absolute_path_the_command_keeps_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/specdeft", "eval", "--workload", "/home/me/questions.jsonl", "a b"])
     assert command() == "specdeft eval --workload questions.jsonl 'a b'"
+    monkeypatch.setattr("sys.argv", ["/usr/lib/specdeft/__main__.py", "env"])
+    assert command() == "specdeft env"
 
 
 def test_a_broken_torch_does_not_break_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,59 @@
+"""Kernels run here in Triton's interpreter, on the CPU, with every uninitialised tensor full of NaN.
+
+Triton decides at import whether its functions are compiled or interpreted, and other tests of the same process may have
+imported it already, or may need the compiled kernels (tests/gpu). So the `kernels` fixture imports a second, private
+copy of triton and of the kernel module under TRITON_INTERPRET=1, and puts sys.modules and the environment back as they
+were: nobody else sees the copy, whatever the order of the tests. Only triton's C extension is shared.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+KERNELS = "specdeft.attention.deft_flatten"
+
+# without triton (it exists for Linux only) there is no kernel to test
+collect_ignore = [] if importlib.util.find_spec("triton") else ["test_kernels.py", "test_tiles_compile.py"]
+
+
+def _replaced(name: str) -> bool:
+    return name == KERNELS or (name.split(".")[0] == "triton" and not name.startswith("triton._C"))
+
+
+@pytest.fixture(scope="session")
+def kernels() -> ModuleType:
+    """The kernel module, interpreted."""
+    import specdeft.attention as package
+
+    known = {name: sys.modules.pop(name) for name in list(sys.modules) if _replaced(name)}
+    attribute = vars(package).get("deft_flatten")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "TRITON_INTERPRET", "1")
+        try:
+            return importlib.import_module(KERNELS)
+        finally:
+            for name in filter(_replaced, list(sys.modules)):
+                del sys.modules[name]
+            sys.modules.update(known)
+            if attribute is None:
+                vars(package).pop("deft_flatten", None)
+            else:
+                package.deft_flatten = attribute
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.empty and torch.empty_like give starts as NaN, so that a row nobody wrote cannot pass a comparison."""
+    for name in ("empty", "empty_like"):
+        real = getattr(torch, name)
+
+        def poison(*args, real=real, **kwargs):
+            tensor = real(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        monkeypatch.setattr(torch, name, poison)
