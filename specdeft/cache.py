@@ -1,10 +1,10 @@
-"""KV slots of fixed size: committed rows first, then scratch rows for the tree; `commit(path)` compacts what was accepted.
+"""KV slots of fixed size: committed rows first, then scratch rows for a tree; `commit(path)` keeps what was accepted.
 
 Knows nothing of models, trees' origin or acceptance. It is a transformers `Cache` only so that a model's own attention
 modules write their keys and values here; nothing in it grows while decoding.
 
-Memory: every layer's keys and values are planes of one tensor [P, B, Hkv, S, D] (P = 2 x layers; one tensor per distinct
-shape, dtype and device), so a commit is one gather over all layers. A slot costs P * Hkv * D * itemsize bytes.
+Memory: every layer's keys and values are planes of one tensor [P, B, Hkv, S, D] (P = 2 x layers; one tensor per
+distinct shape, dtype and device), so a commit is one gather over all layers. A slot costs P * Hkv * D * itemsize bytes.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class SlotCache(Cache):
         return view
 
     def place(self, count: int) -> Tensor:
-        """Announce that the next forward pass writes `count` rows behind the committed ones. Returns them, [B, count]."""
+        """Announce that the next pass writes `count` rows behind the committed ones. Returns them, [B, count]."""
         self._rows = self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
         return self._rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write this pass's keys and values [B, Hkv, T, D] at the announced rows; returns whole planes [B, Hkv, S, D]."""
+        """Write this pass's keys and values [B, Hkv, T, D] at the placed rows; returns whole planes [B, Hkv, S, D]."""
         return self._write(2 * layer_idx, key_states), self._write(2 * layer_idx + 1, value_states)
 
     def _write(self, plane_index: int, states: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from specdeft.cache import PlaneShape, SlotCache
 
 def cache(batch: int = 2, slots: int = 12, layers: int = 3, dims: tuple[int, ...] = (4, 4, 4)) -> SlotCache:
     cpu = torch.device("cpu")
-    shapes = [(PlaneShape(2, dims[i], torch.float32, cpu), PlaneShape(2, dims[i], torch.float32, cpu)) for i in range(layers)]
+    shapes = [
+        (PlaneShape(2, dims[i], torch.float32, cpu), PlaneShape(2, dims[i], torch.float32, cpu)) for i in range(layers)
+    ]
     return SlotCache(shapes, batch, slots)
 
 

@@ -195,10 +195,11 @@ def test_each_row_of_a_ragged_batch_equals_its_run_alone(family: str) -> None:
 
 def test_the_cache_holds_what_a_fresh_prefill_would_hold() -> None:
     """After every step: committed keys and values equal those of the committed ids, in every layer."""
+    from transformers import LogitsProcessorList, StoppingCriteriaList
+
     from specdeft.generation.loop import Decoder, Row
     from specdeft.generation.settings import RowSettings
     from specdeft.target import Target
-    from transformers import LogitsProcessorList, StoppingCriteriaList
 
     tolerance = 1e-5  # relative to the largest value: float32, same arithmetic in another order
     for family in ("llama", "gemma3"):

@@ -1,7 +1,7 @@
 """Tiny random models and an oracle draft, shared by the exactness tests.
 
-A vocabulary of 17 and a large initialisation keep greedy text varied and let even untrained heads be right now and then;
-the oracle puts the true token at a random rank most of the time, which is what exposes a wrong mask, position or commit.
+A vocabulary of 17 and a large initialisation keep greedy text varied and let even untrained heads be right now and
+then; the oracle puts the true token at a random rank most of the time, which exposes a wrong mask, position or commit.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class OracleHeads(DraftHeads):
         ids = draft.ids.clone()
         for k in range(self.num_heads):
             right = self.truth[place + 1 + k] if place + 1 + k < len(self.truth) else 0
-            others = [t for t in torch.randperm(self.config.vocab_size, generator=self.generator).tolist() if t != right][:width]
+            others = [
+                t for t in torch.randperm(self.config.vocab_size, generator=self.generator).tolist() if t != right
+            ][:width]
             if torch.rand((), generator=self.generator) < self.hit:
                 others[int(torch.randint(width, (), generator=self.generator))] = right
             ids[0, k] = torch.tensor(others)

@@ -1,4 +1,4 @@
-"""LOSSY: Medusa's typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1). Faster, but another distribution.
+"""LOSSY: Medusa's typical acceptance (Cai et al. 2024, arXiv 2401.10774, section 2.3.1). Another distribution.
 
 A drafted token is kept when the model gives it more than min(epsilon, alpha * exp(-H)), H the entropy of the model's
 distribution at its parent: among many plausible tokens a less likely one may pass. The longest kept path wins, the more
@@ -64,11 +64,11 @@ def typical(
     # climb from the best node to the root, writing the path from its end
     up = torch.tensor(parents, device=scores.device)
     path = torch.arange(levels, device=scores.device).repeat(batch, 1)
-    node = best
+    climber = best
     for level in range(levels - 1, -1, -1):
         on_path = level <= depth[best]
-        path[:, level] = torch.where(on_path, node, path[:, level])
-        node = torch.where(on_path & (level > 0), up[node].clamp(min=0), node)
+        path[:, level] = torch.where(on_path, climber, path[:, level])
+        climber = torch.where(on_path & (level > 0), up[climber].clamp(min=0), climber)
 
     accepted = depth[best]  # drafted tokens kept
     emitted = torch.zeros_like(path)

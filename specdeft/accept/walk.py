@@ -1,4 +1,4 @@
-"""The lossless rule: walk down from the root, at each node ask the model for its next token, descend while a child holds it.
+"""The lossless rule: walk down from the root, ask the model for each next token, descend while a child holds it.
 
 What the walk emits is exactly what the model would have said token by token: the draft decides only how many of those
 tokens one pass yields. No draft probabilities are needed. `choose` is called once per emitted token, in order, which is

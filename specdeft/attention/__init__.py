@@ -57,8 +57,7 @@ def tree_attention(
     check_heads(q, k, v, softcap, window)
     check_tree(q, k, plan)
     plan = plan.on(q.device)
-    kernels = _kernels() if q.is_cuda and q.dtype in KERNEL_DTYPES and q.shape[3] <= LARGEST_HEAD else None
-    path = dense if kernels is None else kernels
+    path = path_for(q.device.type, q.dtype, q.shape[3])
     out: Tensor = path.tree_attention(q, k, v, plan, scale=scale, softcap=softcap, window=window)
     return out
 
@@ -92,16 +91,24 @@ def causal_attention(
     return dense.causal_attention(q, k, v, start, scale=scale, softcap=softcap, window=window)
 
 
-@lru_cache(maxsize=1)
-def _kernels() -> ModuleType | None:
-    """The kernel module; None, with one warning, where Triton cannot be imported."""
-    try:
-        from specdeft.attention import deft_flatten
-    except ImportError as error:
-        warnings.warn(
-            f"Triton cannot be imported ({error}): tree attention on the GPU runs in plain torch, which is slower "
-            "and scores every row of the cache. Install triton to use the kernels.",
-            stacklevel=3,
-        )
-        return None
-    return deft_flatten
+@lru_cache
+def path_for(device_type: str, dtype: torch.dtype, head_dim: int) -> ModuleType:
+    """The module whose `tree_attention` runs: the kernels on CUDA, plain torch elsewhere.
+
+    Where CUDA must do without kernels, one warning says why.
+    """
+    if device_type != "cuda":
+        return dense
+    if dtype not in KERNEL_DTYPES:
+        reason = f"No kernel takes {dtype}"
+    elif head_dim > LARGEST_HEAD:
+        reason = f"Head dim {head_dim} exceeds the kernels' {LARGEST_HEAD}"
+    else:
+        try:
+            from specdeft.attention import deft_flatten
+        except ImportError as error:
+            reason = f"Triton cannot be imported ({error})"
+        else:
+            return deft_flatten
+    warnings.warn(f"{reason}: tree attention runs in plain torch, slower, over every row of the cache.", stacklevel=3)
+    return dense

@@ -239,14 +239,7 @@ def tree_attention(
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Plan,
-    launch: Launch,
-    *,
-    scale: float,
-    softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, launch: Launch, *, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Stage 1: partial outputs [B * Hkv, N * G, splits, D] and their lse_log2 [B * Hkv, N * G, splits], both fp32.
 

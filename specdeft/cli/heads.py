@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
 import click
 
-from specdeft.cli.options import json_option
+from specdeft.cli.options import json_option, model_options
 
 
 @click.group(short_help="List and describe draft heads.")
@@ -69,10 +71,33 @@ def show(heads: str, as_json: bool) -> None:
         click.echo(card.strip())
 
 
+@heads.command("calibrate", short_help="Measure heads again on held-out rows.")
+@click.argument("heads", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="From specdeft distill.")
+@click.option("--held-out", type=click.IntRange(min=1), required=True, help="As given to specdeft train.")
+@click.option("--seed", type=int, default=0, show_default=True, help="As given to specdeft train.")
+@model_options
+def calibrate(heads: Path, data: Path, held_out: int, seed: int, **given: Any) -> None:
+    """Measure the heads in a folder on rows that their training held out; writes calibration.json there.
+
+    \b
+    specdeft heads calibrate my-heads --data data.npz --held-out 100
+    """
+    from specdeft.cli.train import calibrate as measure
+    from specdeft.heads import DraftHeads
+    from specdeft.models import load_model
+    from specdeft.train import TokenData
+    from specdeft.train.loops import cut_loops
+
+    _, unseen = cut_loops(TokenData.load(data))[0].split(held_out, seed=seed)
+    model, _ = load_model(given["model"], dtype=given["dtype"], device=given["device"])
+    loaded = DraftHeads.from_pretrained(heads, device=model.device)
+    for top, shares in measure(model, loaded, unseen, heads).items():
+        click.echo(f"{top:6} " + "  ".join(f"{share:.3f}" for share in shares))
+
+
 def _card(name_or_path: str) -> str | None:
     """The README beside the heads, if they lie in a folder here or on the shelf."""
-    from pathlib import Path
-
     from specdeft.content import content_dir
 
     for folder in (Path(name_or_path), content_dir("heads") / name_or_path):

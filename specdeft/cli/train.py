@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specdeft.cli.options import json_option, model_options
+
+if TYPE_CHECKING:
+    from specdeft.heads import DraftHeads
+    from specdeft.train import TokenData
 
 MEASURED_POSITIONS = 200_000  # enough for three digits of the rarest path in a tree of 256
 
@@ -48,14 +52,12 @@ def train(
     if not data.is_file():
         raise FileNotFoundError(2, "no such file", str(data))
 
-    from specdeft.evaluate.calibration import Calibration
     from specdeft.evaluate.provenance import provenance
     from specdeft.heads import DraftHeads
     from specdeft.models import DTYPES, load_model
-    from specdeft.train import TokenData, accuracy, measure_ranks
+    from specdeft.train import TokenData
     from specdeft.train import train as fit
     from specdeft.train.loops import cut_loops
-    from specdeft.trees import counts_from_ranks
 
     rows, looped = cut_loops(TokenData.load(data))
     click.echo(f"{len(rows)} rows; {looped} tokens of answers that only repeat themselves are left out", err=True)
@@ -65,20 +67,31 @@ def train(
     heads = fit(model, tokenizer, seen, heads=DraftHeads.from_pretrained(start) if start else None, out=out, **given)
     heads = heads.to(DTYPES[save_dtype])
     heads.save_pretrained(out)
-    # float32 logits: in 16 bits many are equal, and a rank among equals says nothing
-    ranks = measure_ranks(model.float(), heads, unseen, max_positions=MEASURED_POSITIONS)
-    Calibration(len(ranks), counts_from_ranks(ranks), f"{kept} rows held out of the training data").save(out)
+    shares = calibrate(model, heads, unseen, out)
     recipe = {
         "settings": given | {"held_out": kept, "started_from": start, "save_dtype": save_dtype},
         "data": rows.manifest | {"loop_tokens_left_out": looped, "answer_tokens_trained_on": seen.answer_tokens},
-        "held_out_positions": len(ranks),
-        "accuracy": {f"top{top}": shares for top, shares in accuracy(ranks).items()},
+        "accuracy": shares,
         "provenance": provenance(model),
     }
     (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
     if as_json:
         click.echo(json.dumps(recipe, indent=2))
         return
-    click.echo(f"{out}: held-out accuracy per depth, {len(ranks)} positions")
-    for top, shares in accuracy(ranks).items():
-        click.echo(f"top-{top:<3} " + "  ".join(f"{share:.3f}" for share in shares))
+    click.echo(f"{out}: held-out accuracy per depth")
+    for top, per_depth in shares.items():
+        click.echo(f"{top:6} " + "  ".join(f"{share:.3f}" for share in per_depth))
+
+
+def calibrate(model: Any, heads: "DraftHeads", unseen: "TokenData", out: Path) -> dict[str, list[float]]:
+    """Measure heads on held-out rows: writes calibration.json to `out`, returns top-k accuracy per depth.
+
+    The model is turned to float32 for good: in 16 bits many logits are equal, and a rank among equals says nothing.
+    """
+    from specdeft.evaluate.calibration import Calibration
+    from specdeft.train import accuracy, measure_ranks
+
+    ranks, step = measure_ranks(model.float(), heads, unseen, max_positions=MEASURED_POSITIONS)
+    source = f"passes on {len(unseen)} held-out self-distilled answers, {len(ranks)} positions"
+    Calibration.from_ranks(ranks, step, source).save(out)
+    return {f"top{top}": shares for top, shares in accuracy(ranks).items()}

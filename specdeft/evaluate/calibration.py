@@ -1,6 +1,8 @@
 """How often each rank path was the model's own continuation, measured once per set of heads and kept beside them.
 
-From these counts trees are built and the tokens per pass that a tree promises are foretold.
+From these counts trees are built and the tokens per pass that a tree promises are foretold. Counted are the positions
+at which passes begin: a pass begins where the one before it stopped guessing right, and there the text is harder than
+on average.
 """
 
 import json
@@ -8,12 +10,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specdeft.errors import SpecdeftError
-from specdeft.trees import Tree, expected_tau
+from specdeft.trees import Tree, best_family, counts_from_ranks, expected_tau
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FILE = "calibration.json"
 KEPT = 4096  # likeliest paths written: far more than the largest tree holds
+REFERENCE_NODES = 64  # where passes begin depends on the tree, though little; this size stands for all
+ROUNDS = 3  # tree -> where its passes begin -> tree; it no longer changes after that
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,19 @@ class Calibration:
     total: int
     counts: Mapping[tuple[int, ...], int]
     source: str = ""
+
+    @classmethod
+    def from_ranks(cls, ranks: "np.ndarray", step: "np.ndarray", source: str = "") -> "Calibration":
+        """Counts at the positions where passes of a well-fitted tree begin; ranks [M, K] and step [M] as measured."""
+        found = cls(len(ranks), counts_from_ranks(ranks), source)
+        for _ in range(ROUNDS):
+            if not found.counts:  # not one true token among the guesses
+                break
+            nodes = min(REFERENCE_NODES, 1 + len(found.counts))
+            (tree,) = best_family(found.counts, found.total, [nodes], "reference")
+            begins = pass_starts(ranks, step, tree)
+            found = cls(len(begins), counts_from_ranks(ranks[begins]), source)
+        return found
 
     def expected_tau(self, tree: Tree) -> float:
         """Tokens per verify pass that the counts promise for `tree`."""
@@ -49,3 +70,21 @@ class Calibration:
             return cls(int(found["total"]), counts, str(found.get("source", "")))
         except (ValueError, KeyError, TypeError) as error:
             raise SpecdeftError(f"{path} is malformed: expected total and counts ({error})") from error
+
+
+def pass_starts(ranks: "np.ndarray", step: "np.ndarray", tree: Tree) -> "np.ndarray":
+    """Positions [P] at which decoding with `tree` begins its passes, when position i's true tokens have ranks[i]."""
+    import numpy as np
+
+    held = set(tree.paths)
+    starts, following = [], 0
+    for position, (row, place) in enumerate(zip(ranks.tolist(), step.tolist(), strict=True)):
+        if place == 0:  # a new answer
+            following = position
+        if position == following:
+            starts.append(position)
+            depth = 0
+            while depth < len(row) and tuple(row[: depth + 1]) in held:
+                depth += 1
+            following = position + depth + 1
+    return np.array(starts, dtype=np.int64)

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-# A logit is a sum over the hidden size of products that were rounded in every layer before: on correct decoders the gap
-# at the first difference was seen up to 5 units in the last place (bfloat16, random models); 8 leaves room, a bug does not
-# stay within it.
+# A logit sums products that were rounded in every layer before: on correct decoders the gap at the first difference was
+# seen up to 5 units in the last place (bfloat16, random models); 8 leaves room, and a bug does not stay within it.
 MAX_ULPS = 8
 _MANTISSA_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 

@@ -6,6 +6,7 @@ Everything a user can get wrong is checked here, before any compute.
 from __future__ import annotations
 
 import difflib
+import inspect
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,10 +26,6 @@ from specdeft.target import Target
 from specdeft.trees import Tree
 
 ACCEPTANCE = ("greedy", "sample", "typical")
-_OPTIONS = (
-    "tokenizer tree chunk_size acceptance max_new_tokens temperature top_k top_p min_p seed eos_token_id stop "
-    "logits_processor stopping_criteria generation_config return_logprobs"
-).split()
 
 
 def generate(
@@ -56,10 +53,10 @@ def generate(
 ) -> Any:
     """Generate by verifying drafted token trees. What comes out is what the model alone would have said.
 
-    With "greedy", token for token the output of `model.generate(do_sample=False)` in float32; in bfloat16 and float16 a
+    With "greedy", token for token what `model.generate(do_sample=False)` says in float32; in bfloat16 and float16 a
     difference can appear only where two candidates are closer than the dtype's rounding. With "sample", the model's own
-    (processed) distribution, exactly; a seed need not give plain sampling's draw, but gives the same text for every tree
-    and every batch. "typical" is Medusa's LOSSY rule.
+    (processed) distribution, exactly; a seed need not give plain sampling's draw, but gives the same text for every
+    tree and every batch. "typical" is Medusa's LOSSY rule.
 
     Args:
         model: a loaded transformers causal LM in eval mode, or a name or folder for `load_model`.
@@ -74,9 +71,9 @@ def generate(
         seed: every sequence draws from its own stream started at `seed` (a list gives one per prompt). None takes fresh
             seeds from torch's global generator; otherwise the global generator is left alone.
         eos_token_id, stop: token ids and strings that end a sequence; the ending token is kept, nothing follows it.
-        logits_processor, stopping_criteria: transformers' own; each processor is called once per emitted token, in order,
-            with that sequence's ids, exactly as plain generation does, so stateful ones work ("typical" calls them for
-            every drafted node). With a batch, give processors that keep no state across sequences.
+        logits_processor, stopping_criteria: transformers' own; each processor is called once per emitted token, in
+            order, with that sequence's ids, exactly as plain generation does, so stateful ones work ("typical" calls
+            them for every drafted node). With a batch, give processors that keep no state across sequences.
         generation_config: as for `model.generate`; the model's own is honoured when absent. Beams are refused.
         return_logprobs: also return each token's log-probability under the model's raw logits.
 
@@ -94,15 +91,20 @@ def generate(
     return decoding.results() if decoding.batch else decoding.results()[0]
 
 
+_DEFAULTS: dict[str, Any] = {
+    name: option.default
+    for name, option in inspect.signature(generate).parameters.items()
+    if option.kind is inspect.Parameter.KEYWORD_ONLY
+}
+
+
 def stream(model: PreTrainedModel | str, heads: DraftHeads | str, prompt: Any, **options: Any) -> Stream:
     """Generate for one prompt and hand out text as it becomes certain. Options as in `generate`.
 
     Iterating yields str pieces, never half a character; their concatenation is the result's text. `.result` holds the
     `Result` once the iteration is over.
     """
-    defaults = {name: None for name in _OPTIONS}
-    defaults |= {"tree": "auto", "chunk_size": "auto", "acceptance": "greedy", "return_logprobs": False}
-    known = {name: options.pop(name, default) for name, default in defaults.items()}
+    known = {name: options.pop(name, default) for name, default in _DEFAULTS.items()}
     decoding = _prepare({"model": model, "heads": heads, "prompt": prompt, **known, "unknown": options})
     if decoding.batch:
         raise ValueError(f"stream takes one prompt, got a list of {len(decoding.rows)}. Use generate for a batch.")
@@ -177,9 +179,10 @@ class _Decoding:
 def _prepare(a: dict[str, Any]) -> _Decoding:
     """Check every argument and set the decoder up."""
     for name in a["unknown"]:
-        near = difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, _DEFAULTS, n=1, cutoff=0.5)
         raise TypeError(
-            f"generate() has no option {name!r}. " + (f"Did you mean {near[0]!r}?" if near else f"Known: {_OPTIONS}.")
+            f"generate() has no option {name!r}. "
+            + (f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(_DEFAULTS)}.")
         )
     acceptance, do_sample, temperature = _rule(a)
     model, tokenizer = a["model"], a["tokenizer"]

@@ -47,7 +47,9 @@ def _look_up(tree: Any, heads: DraftHeads, device: torch.device) -> tuple[Tree, 
         shallow = Tree.load(_FALLBACK).truncated(heads.num_heads)
         return shallow, " (auto: these heads have no calibrated tree)"
     if isinstance(tree, int):
-        sizes = {known.tree.size: known.name for known in known_trees() if family and known.name.startswith(f"{family}-")}
+        sizes = {
+            known.tree.size: known.name for known in known_trees() if family and known.name.startswith(f"{family}-")
+        }
         if tree not in sizes:
             have = f"sizes {sorted(sizes)}" if sizes else "no calibrated trees"
             raise SpecdeftError(f"the heads have {have}, not {tree}. Give a Tree, a name, or see: specdeft trees ls")

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from specdeft.accept import Verdict, greedy, sample, typical, walk
+from specdeft.generation.fill import fill, tree_tensors
 from specdeft.generation.result import Clock, Stats
 from specdeft.generation.settings import RowSettings, ended
 from specdeft.heads import DraftHeads
 from specdeft.target import Target
 from specdeft.trees import Tree
-from specdeft.generation.fill import fill, tree_tensors
 
 
 class Row:
@@ -41,8 +41,8 @@ class Row:
 
     def take(self, tokens: list[int], logprobs: list[float], device: torch.device) -> int:
         """Append tokens one by one, as plain generation would, until something ends the sequence. Returns how many."""
-        taken = 0
-        for taken, token in enumerate(tokens, start=1):
+        before = len(self.new)
+        for token in tokens:
             self.new.append(token)
             if self.settings.stopping:
                 context = torch.tensor([self.prompt + self.new], device=device)
@@ -54,6 +54,7 @@ class Row:
                 self.finish_reason = "length"
             if self.finish_reason:
                 break
+        taken = len(self.new) - before
         self.logprobs += logprobs[:taken]
         return taken
 
@@ -184,7 +185,7 @@ class Decoder:
         for node in sorted(range(tree.size), key=lambda i: tree.depths[i]):
             if node:
                 parent = below[tree.parents[node]]
-                below[node] = [path + [held[b][node]] for b, path in enumerate(parent)]
+                below[node] = [[*path, held[b][node]] for b, path in enumerate(parent)]
             out[:, node] = self.process(logits[:, node], below[node], everyone)
         return out
 
@@ -199,7 +200,7 @@ class Decoder:
         packed = torch.cat([verdict.count[:, None], verdict.drafted[:, None], verdict.emitted], dim=1).tolist()
         logprobs = verdict.logprobs.tolist() if verdict.logprobs is not None else [[]] * len(self.rows)
         self.clock.read()
-        gained = []
+        gained: list[list[int]] = []
         for row, (count, drafted, *emitted), scores in zip(self.rows, packed, logprobs, strict=True):
             if not row.remaining:
                 gained.append([])

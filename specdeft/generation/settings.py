@@ -90,7 +90,9 @@ def resolve(
         raise TypeError(f"generation options {sorted(unused)} are not part of transformers' GenerationConfig.")
     for name, only in _BEYOND.items():
         if (getattr(config, name, None) or only) != only:
-            raise ValueError(f"{name}={getattr(config, name)}: speculative decoding follows one path, {name} must be {only}.")
+            raise ValueError(
+                f"{name}={getattr(config, name)}: speculative decoding follows one path, {name} must be {only}."
+            )
     return [
         _row(
             model,
@@ -124,14 +126,16 @@ def _row(
     elif explicit_length:
         new_tokens = config.max_length - len(ids)
         if new_tokens < 1:
-            raise ValueError(f"{what} has {len(ids)} tokens, but max_length is {config.max_length}. Set max_new_tokens.")
+            raise ValueError(
+                f"{what} has {len(ids)} tokens, but max_length is {config.max_length}. Set max_new_tokens."
+            )
     else:
         new_tokens = DEFAULT_NEW_TOKENS
     if max_positions is not None:
         if len(ids) >= max_positions:
             raise SpecdeftError(
-                f"{what} has {len(ids)} tokens, but the model has {max_positions} positions and needs one for the answer. "
-                "Shorten the prompt."
+                f"{what} has {len(ids)} tokens, but the model has {max_positions} positions and needs one for the "
+                "answer. Shorten the prompt."
             )
         if len(ids) + new_tokens > max_positions:
             warnings.warn(

@@ -1,8 +1,8 @@
 """A transformers causal LM as two calls: `prefill` a prompt, `verify` a token tree. No modelling code is copied.
 
-Knows the model and the cache; knows nothing of where a tree or its tokens come from, nor of what is accepted. Logits are
-the model's own (soft-caps and scales included) because they come from its own forward; the hidden state is what enters
-its output embedding, i.e. after the final norm.
+Knows the model and the cache; knows nothing of where a tree or its tokens come from, nor of what is accepted. Logits
+are the model's own (soft-caps and scales included) because they come from its own forward; the hidden state is what
+enters its output embedding, i.e. after the final norm.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Target:
     @property
     def vocab_size(self) -> int:
         """Number of logits V."""
-        return int(getattr(self.lm_head, "out_features", self.lm_head.weight.shape[0]))
+        head: Any = self.lm_head
+        return int(getattr(head, "out_features", None) or head.weight.shape[0])
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
         """Empty KV slots for `batch` sequences of at most `slots` rows, tree scratch included."""

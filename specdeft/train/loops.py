@@ -13,21 +13,22 @@ from specdeft.train.data import TokenData
 LONGEST_PERIOD = 96  # tokens
 ROUNDS = 3  # repetitions that make a loop
 KEPT = 64  # tokens of the loop kept: real answers loop too, and heads should notice
+SHORTEST = 16  # tokens; shorter runs are lists and numbers
 
 
 def loop_start(ids: np.ndarray) -> int:
-    """Index from which `ids` [T] repeats an earlier stretch to its very end, at least ROUNDS times; T if it does not."""
+    """Index from which `ids` [T] repeats an earlier stretch to its end, at least ROUNDS times; T if it does not."""
     length = best = len(ids)
     for period in range(1, min(LONGEST_PERIOD, length // ROUNDS) + 1):
         differing = np.flatnonzero(ids[period:] != ids[:-period])
         begin = 0 if len(differing) == 0 else int(differing[-1]) + 1
-        if length - begin >= max(ROUNDS * period, 16):  # shorter runs are lists and numbers, not loops
+        if length - begin >= max(ROUNDS * period, SHORTEST):
             best = min(best, begin + period)
     return best
 
 
 def cut_loops(data: TokenData) -> tuple[TokenData, int]:
-    """The rows with at most KEPT tokens of a loop at the end of each answer, and how many answer tokens that took off."""
+    """The rows with at most KEPT tokens of a loop at the end of each answer, and how many tokens that took off."""
     ends = []
     for row in range(len(data)):
         begin = int(data.offsets[row] + data.answer_start[row])

@@ -26,11 +26,14 @@ def measure_ranks(
     heads: DraftHeads,
     data: TokenData,
     *,
-    width: int = 32,
+    width: int = 64,
     max_positions: int | None = None,
     batch_tokens: int | None = None,
-) -> np.ndarray:
-    """int16 [M, K]: rank of token t+2+k in head k's list at M answer positions t; -1 from rank `width` on.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks of the true tokens on held-out answers, position after position.
+
+    Returns (ranks, step): `ranks` int16 [M, K], the rank of token t+2+k in head k's list at M answer positions t, -1
+    from rank `width` on; `step` int32 [M], each position's place in its answer (0 where a new answer begins).
 
     A position counts if all K tokens exist, the last possible one being the answer's end. At most `max_positions`
     (None: all). Ranks are those of `DraftHeads.propose`, up to its order among equal logits. Raises SpecdeftError when
@@ -38,6 +41,7 @@ def measure_ranks(
     """
     heads.check_fits(model)
     layer, found, count = output_layer(model), [], 0
+    steps: list[np.ndarray] = []
     device, k = heads.weight.device, heads.num_heads
     tokens = batch_tokens or (32_768 if device.type == "cuda" else 2048)
     chunk = 2048 if device.type == "cuda" else 64
@@ -52,6 +56,7 @@ def measure_ranks(
             # A row's pairs are neighbours; the K-th after this one is the same row's iff its step is K-1 more.
             whole = whole[batch.step[ahead[whole, -1]] == batch.step[whole] + k - 1]
             truth = torch.from_numpy(batch.target[ahead[whole]]).to(device)  # [M, K]
+            steps.append(batch.step[whole].astype(np.int32))
             picked = source[torch.from_numpy(whole).to(device)]
             for first in range(0, len(whole), chunk):
                 logits = heads.logits(hidden[picked[first : first + chunk]], layer)
@@ -59,10 +64,10 @@ def measure_ranks(
                 found.append(torch.where(rank < width, rank, -1).to(torch.int16).cpu().numpy())
                 count += len(found[-1])
                 if max_positions is not None and count >= max_positions:
-                    return np.concatenate(found)[:max_positions]
+                    return np.concatenate(found)[:max_positions], np.concatenate(steps)[:max_positions]
     if not count:
         raise SpecdeftError(f"no held-out row has {k + 1} answer tokens, as {k} heads need")
-    return np.concatenate(found)
+    return np.concatenate(found), np.concatenate(steps)
 
 
 def rank_of(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Parity with medusa-llm 0.1 (PyPI, installed without its dependencies): tree buffers and acceptance verdicts.
 
-That release builds buffers for full (Cartesian) trees only, so each published tree is compared as the sub-tree that it is
+That release builds buffers for full (Cartesian) trees only, so each published tree is compared as the part that it is
 of the smallest full tree around it: the mask, the positions and the retrieval paths must agree on its nodes.
 """
 
@@ -15,8 +15,8 @@ import torch
 
 from specdeft.accept import typical, walk
 from specdeft.accept.walk import greedy
-from specdeft.trees import Tree, known_trees
 from specdeft.generation.fill import tree_tensors
+from specdeft.trees import Tree, known_trees
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
 PUBLISHED = [tree.name for tree in known_trees() if tree.name.startswith("medusa-")]
@@ -26,10 +26,12 @@ PUBLISHED = [tree.name for tree in known_trees() if tree.name.startswith("medusa
 def medusa() -> ModuleType:
     """medusa.model.utils alone: importing the package's model would need 2023's transformers."""
     package = importlib.util.find_spec("medusa")
-    assert package is not None and package.submodule_search_locations, "pip install --no-deps medusa-llm==0.1"
+    assert package is not None, "pip install --no-deps medusa-llm==0.1"
+    assert package.submodule_search_locations
     path = f"{package.submodule_search_locations[0]}/model/utils.py"
     spec = importlib.util.spec_from_file_location("medusa_llm_utils", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

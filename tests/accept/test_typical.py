@@ -42,7 +42,8 @@ def test_the_longest_kept_path_wins_and_the_likelier_of_equals() -> None:
     verdict = typical(logits, tokens, tree.parents, tree.depths, drawn, torch.tensor([9]), NO_EOS)
     assert verdict.path.tolist() == [[0, 2, 4]]
     assert verdict.emitted.tolist() == [[2, 4, 7]]
-    assert verdict.count.tolist() == [3] and verdict.drafted.tolist() == [2]
+    assert verdict.count.tolist() == [3]
+    assert verdict.drafted.tolist() == [2]
 
 
 def test_typical_stops_at_an_eos_and_at_the_limit() -> None:

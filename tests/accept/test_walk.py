@@ -8,8 +8,8 @@ import torch
 from scipy.stats import chi2
 
 from specdeft.accept import greedy, sample, walk
-from specdeft.trees import Tree
 from specdeft.generation.fill import tree_tensors
+from specdeft.trees import Tree
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
 CPU = torch.device("cpu")
@@ -41,7 +41,8 @@ def test_the_walk_descends_where_the_model_agrees_and_adds_its_own_token() -> No
     assert verdict.path.tolist() == [[0, 2, 4, 3]]  # the last entry is padding: its own index
     assert verdict.emitted[0, :3].tolist() == [2, 4, 7]
     assert verdict.drafted.tolist() == [2]
-    assert verdict.last.tolist() == [4] and verdict.token.tolist() == [7]
+    assert verdict.last.tolist() == [4]
+    assert verdict.token.tolist() == [7]
 
 
 def test_nothing_drafted_right_still_yields_one_token() -> None:
@@ -52,13 +53,15 @@ def test_nothing_drafted_right_still_yields_one_token() -> None:
 def test_a_token_of_another_branch_is_no_agreement() -> None:
     verdict = greedy_walk(TREE, [9, 1, 2, 3, 4, 5], [1, 4, 0, 0, 0, 0])  # 4 stands below node 2, not below node 1
     assert verdict.emitted[0, :2].tolist() == [1, 4]
-    assert verdict.count.tolist() == [2] and verdict.drafted.tolist() == [1]
+    assert verdict.count.tolist() == [2]
+    assert verdict.drafted.tolist() == [1]
 
 
 def test_eos_inside_the_tree_ends_the_walk() -> None:
     verdict = greedy_walk(TREE, [9, 1, 2, 3, 4, 5], [2, 0, 4, 0, 5, 0], eos=(4,))
     assert verdict.emitted[0, :2].tolist() == [2, 4]
-    assert verdict.count.tolist() == [2] and verdict.drafted.tolist() == [2]
+    assert verdict.count.tolist() == [2]
+    assert verdict.drafted.tolist() == [2]
 
 
 def test_remaining_bounds_what_is_emitted_and_zero_means_finished() -> None:
@@ -111,7 +114,9 @@ def test_sample_takes_the_ends_of_the_unit_interval() -> None:
     assert sample(wide, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [262_143]
 
 
-@pytest.mark.parametrize("tree", [Tree.star(1), Tree.star(3), Tree.chain(2), TREE], ids=["one", "star", "chain", "tree"])
+@pytest.mark.parametrize(
+    "tree", [Tree.star(1), Tree.star(3), Tree.chain(2), TREE], ids=["one", "star", "chain", "tree"]
+)
 def test_sampling_down_a_tree_has_the_models_joint_distribution(tree: Tree) -> None:
     """Two emitted tokens, whatever was drafted: their joint law is the model's p(a) p(b | a)."""
     draws, generator = 20_000, torch.Generator().manual_seed(7)
@@ -132,7 +137,9 @@ def test_sampling_down_a_tree_has_the_models_joint_distribution(tree: Tree) -> N
     )
     a = verdict.emitted[:, 0]
     # where the walk ended after one token, plain decoding would draw the second from the model as well
-    b = torch.where(verdict.count > 1, verdict.emitted[:, 1] if tree.max_depth else a, sample(second[a].log(), uniform[:, 7]))
+    b = torch.where(
+        verdict.count > 1, verdict.emitted[:, 1] if tree.max_depth else a, sample(second[a].log(), uniform[:, 7])
+    )
     joint = (first[:, None] * second).flatten().double().numpy()
     assert (verdict.count > 1).float().mean() > 0.2
     assert statistic((a * 3 + b).numpy(), joint) < chi2.ppf(1 - ALPHA, 8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import specdeft.attention as attention
-from specdeft.attention import causal_attention, dense, make_plan, tree_attention
+from specdeft.attention import causal_attention, dense, make_plan, path_for, tree_attention
 from specdeft.trees import Tree
 from tests.attention.cases import inputs
 
@@ -66,25 +66,33 @@ def test_prefill_beyond_the_cache_is_refused(start, rows):
         causal_attention(ones(1, 2, rows, 16), k, k, start, scale=1.0)
 
 
-def test_the_cpu_takes_the_dense_path_without_importing_kernels(monkeypatch):
-    monkeypatch.setattr(attention, "_kernels", lambda: pytest.fail("kernels were asked for"))
+def test_the_cpu_takes_the_dense_path():
+    assert path_for("cpu", torch.float32, 64) is dense
     arguments = wrong("scale", 0.25)
     expected = dense.tree_attention(**arguments, softcap=None, window=None)
     assert torch.equal(tree_attention(**arguments), expected)
 
 
-def test_a_missing_triton_is_warned_about_once(monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "said"),
+    [
+        (torch.float64, 64, r"No kernel takes torch\.float64"),
+        (torch.float16, 512, "Head dim 512 exceeds the kernels' 256"),
+        (torch.float16, 64, "Triton cannot be imported"),
+    ],
+)
+def test_doing_without_kernels_on_cuda_is_warned_about_once(monkeypatch, dtype, head_dim, said):
     monkeypatch.setitem(sys.modules, "specdeft.attention.deft_flatten", None)  # makes its import fail
     monkeypatch.delattr(attention, "deft_flatten", raising=False)
-    attention._kernels.cache_clear()
+    path_for.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="Triton cannot be imported"):
-            assert attention._kernels() is None
+        with pytest.warns(UserWarning, match=said):
+            assert path_for("cuda", dtype, head_dim) is dense
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert attention._kernels() is None
+            assert path_for("cuda", dtype, head_dim) is dense
     finally:
-        attention._kernels.cache_clear()
+        path_for.cache_clear()
 
 
 def test_a_plan_is_copied_for_layers_on_another_device():

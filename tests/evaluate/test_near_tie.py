@@ -22,7 +22,9 @@ def test_a_token_the_model_would_never_say_is_no_near_tie() -> None:
         logits = model(torch.tensor([[*ids, *truth[:2]]])).logits[0, -1]
     worst = int(logits.argmin())
     found = first_difference(model, ids, [*truth[:2], worst, 3], truth, torch.bfloat16)
-    assert found is not None and found.place == 2 and (found.ours, found.theirs) == (worst, truth[2])
+    assert found is not None
+    assert found.place == 2
+    assert (found.ours, found.theirs) == (worst, truth[2])
     assert found.gap == pytest.approx(float(logits.max() - logits.min()), rel=1e-4)
     assert not found.is_near_tie
 
@@ -33,5 +35,6 @@ def test_the_unit_is_the_dtypes_own() -> None:
     other = [(truth[0] + 1) % 17]
     coarse = first_difference(model, ids, other, truth, torch.bfloat16)
     fine = first_difference(model, ids, other, truth, torch.float16)
-    assert coarse is not None and fine is not None
+    assert coarse is not None
+    assert fine is not None
     assert fine.ulps == pytest.approx(8 * coarse.ulps)

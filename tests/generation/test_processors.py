@@ -55,7 +55,8 @@ def test_a_processor_that_reads_the_context_sees_each_nodes_own_path() -> None:
         assert out.token_ids == truth
         accepted += out.stats.accepted
         changed += truth != plain(tiny(), ids, 30)
-    assert accepted > 0 and changed > 0
+    assert accepted > 0
+    assert changed > 0
 
 
 def test_a_stateful_processor_is_called_once_per_emitted_token_in_order() -> None:
@@ -130,14 +131,15 @@ def test_a_stopping_criterion_stops_at_its_token(length: int) -> None:
     ids = prompts(1)[0]
     out = decode(ids, stopping_criteria=[StopAfterLength(length)])
     assert out.token_ids == plain(tiny(), ids, 30, stopping_criteria=[StopAfterLength(length)])
-    assert out.finish_reason == "stop" and len(ids) + len(out.token_ids) == length
+    assert out.finish_reason == "stop"
+    assert len(ids) + len(out.token_ids) == length
 
 
 def test_beams_are_refused_and_so_are_unknown_options() -> None:
     ids = prompts(1)[0]
     with pytest.raises(ValueError, match="num_beams=4"):
         decode(ids, generation_config=GenerationConfig(num_beams=4))
-    with pytest.raises(TypeError, match="no option 'temprature'. Did you mean 'temperature'"):
+    with pytest.raises(TypeError, match=r"no option 'temprature'. Did you mean 'temperature'"):
         decode(ids, temprature=0.5)
 
 
@@ -212,10 +214,14 @@ def test_typical_runs_with_processors_and_stays_within_its_options() -> None:
     ids = prompts(1)[0]
     out = decode(ids, acceptance="typical", temperature=0.8, logits_processor=[BanThreeAfterEachToken()], seed=2)
     pairs = list(zip(out.token_ids, out.token_ids[1:], strict=False))
-    assert all((a * 5 + 1) % 17 != b for a, b in pairs) and len(out.token_ids) == 30
-    assert out.token_ids == decode(
-        ids, acceptance="typical", temperature=0.8, logits_processor=[BanThreeAfterEachToken()], seed=2
-    ).token_ids
+    assert all((a * 5 + 1) % 17 != b for a, b in pairs)
+    assert len(out.token_ids) == 30
+    assert (
+        out.token_ids
+        == decode(
+            ids, acceptance="typical", temperature=0.8, logits_processor=[BanThreeAfterEachToken()], seed=2
+        ).token_ids
+    )
 
 
 def test_logprobs_belong_to_their_tokens() -> None:
@@ -231,6 +237,7 @@ def test_logprobs_belong_to_their_tokens() -> None:
             with torch.no_grad():
                 logits = model(torch.tensor([ids + out.token_ids])).logits[0, len(ids) - 1 : -1].float()
             forced = logits.log_softmax(-1).gather(1, torch.tensor(out.token_ids)[:, None])[:, 0]
-            assert out.logprobs is not None and len(out.logprobs) == len(out.token_ids)
+            assert out.logprobs is not None
+            assert len(out.logprobs) == len(out.token_ids)
             assert (torch.tensor(out.logprobs) - forced).abs().max() < tolerance
             assert out.stats.accepted > 0

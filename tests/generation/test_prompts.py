@@ -37,12 +37,16 @@ def test_text_gets_the_tokenizers_own_bos_and_a_template_gets_no_second_one() ->
     text = read("ab", tokenizer)[0]
     chat = read([{"role": "user", "content": "ab"}], tokenizer)[0]
     assert text == chat
-    assert text.count(bos) == 1 and text[0] == bos
+    assert text.count(bos) == 1
+    assert text[0] == bos
 
 
 def test_text_and_messages_mix_in_a_batch() -> None:
     tokenizer = toy_tokenizer(adds_bos=True, chat_template=TEMPLATE)
-    assert read(["ab", [{"role": "user", "content": "ab"}], [5, 6]], tokenizer) == [*read(["ab", "ab"], tokenizer), [5, 6]]
+    assert read(["ab", [{"role": "user", "content": "ab"}], [5, 6]], tokenizer) == [
+        *read(["ab", "ab"], tokenizer),
+        [5, 6],
+    ]
 
 
 def test_messages_without_a_template_are_refused_with_both_ways_out() -> None:

@@ -39,7 +39,8 @@ def test_streamed_pieces_are_the_result() -> None:
     stream = specdeft.stream(model, OracleHeads.of(model, ids, 30), ids, **options)
     assert stream.result is None
     pieces = list(stream)
-    assert stream.result is not None and len(pieces) > 1
+    assert stream.result is not None
+    assert len(pieces) > 1
     assert "".join(pieces) == stream.result.text == tokenizer.decode(plain(model, ids, 30), skip_special_tokens=True)
 
 
@@ -62,7 +63,13 @@ def test_stop_strings_end_as_in_plain_generation() -> None:
             continue
         theirs = plain(model, ids, 30, stop_strings=[stop], tokenizer=tokenizer)
         out = specdeft.generate(
-            model, OracleHeads.of(model, ids, 30), ids, tree="chain-4", max_new_tokens=30, stop=stop, tokenizer=tokenizer
+            model,
+            OracleHeads.of(model, ids, 30),
+            ids,
+            tree="chain-4",
+            max_new_tokens=30,
+            stop=stop,
+            tokenizer=tokenizer,
         )
         assert out.token_ids == theirs
         assert out.finish_reason == "stop"
@@ -80,7 +87,8 @@ def test_the_counters_add_up() -> None:
             )
             stats = out.stats
             assert sum(stats.tokens_per_step) == stats.tokens == len(out.token_ids)
-            assert stats.tokens_per_step[0] == 1 and len(stats.tokens_per_step) == stats.steps + 1
+            assert stats.tokens_per_step[0] == 1
+            assert len(stats.tokens_per_step) == stats.steps + 1
             assert sum(stats.accepted_per_depth) == stats.accepted <= stats.tokens - 1
             assert stats.accepted_per_depth == sorted(stats.accepted_per_depth, reverse=True)
             assert stats.tau == (stats.tokens - 1) / stats.steps
@@ -91,14 +99,17 @@ def test_the_counters_add_up() -> None:
 def test_one_token_needs_no_pass_and_divides_by_nothing() -> None:
     model, ids = tiny(), prompts(1)[0]
     out = specdeft.generate(model, OracleHeads.of(model, ids, 4), ids, tree="chain-4", max_new_tokens=1)
-    assert out.stats.steps == 0 and out.stats.tau == 0.0 and out.stats.tokens == 1
+    assert out.stats.steps == 0
+    assert out.stats.tau == 0.0
+    assert out.stats.tokens == 1
     assert out.stats.to_dict()["tau"] == 0.0
 
 
 def test_a_lone_root_is_plain_decoding_one_token_per_pass() -> None:
     model, ids = tiny(), prompts(1)[0]
     out = specdeft.generate(model, OracleHeads.of(model, ids, 9), ids, tree=Tree.from_paths([]), max_new_tokens=9)
-    assert out.stats.tokens_per_step == [1] * 9 and out.stats.tau == 1.0
+    assert out.stats.tokens_per_step == [1] * 9
+    assert out.stats.tau == 1.0
 
 
 def test_bad_input_is_one_clear_line_before_any_compute() -> None:

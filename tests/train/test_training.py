@@ -81,7 +81,7 @@ def test_head_k_learns_the_token_two_plus_k_after_its_hidden_state():
             total += 3
     assert total > 100
     assert hits / total > 0.98
-    assert min(accuracy(measure_ranks(model, heads, data))[1]) > 0.98
+    assert min(accuracy(measure_ranks(model, heads, data)[0])[1]) > 0.98
 
 
 def test_training_lowers_the_loss_and_leaves_the_base_untouched():

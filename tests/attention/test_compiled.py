@@ -1,14 +1,20 @@
 """The kernels compiled for real GPUs, without one: what they take of shared memory is what `tiles` says, or less."""
 
 import pytest
+import torch
 from triton import compile as triton_compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from specdeft.attention import path_for
 from specdeft.attention.tiles import padded, pick_tiles
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 POINTERS = {"p_lengths": "*i64", "p_depth": "*i64", "p_words": "*i64", "p_partial": "*fp32", "p_lse": "*fp32"}
+
+
+def test_cuda_takes_the_kernels():
+    assert path_for("cuda", torch.bfloat16, 256).__name__ == "specdeft.attention.deft_flatten"
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -33,7 +39,7 @@ def test_stage_one_fits_shared_memory(dtype, head_dim, group, n, capability):
         "BLOCK_M": tiles.block_m,
         "MASK_TILE": min(64, tiles.block_n),
     }
-    signature = {name: "i32" for name in attend_chunks.arg_names}
+    signature = dict.fromkeys(attend_chunks.arg_names, "i32")
     signature |= dict.fromkeys(("p_q", "p_k", "p_v"), f"*{dtype}") | POINTERS | dict.fromkeys(("scale", "cap"), "fp32")
     signature |= dict.fromkeys(constants, "constexpr")
     aligned = {
