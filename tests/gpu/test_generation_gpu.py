@@ -19,10 +19,9 @@ QUESTIONS = [
     "Translate 'good morning' into French, Spanish and German.",
     "What is 17 times 23? Show the steps.",
     "Write a Python function that reverses a list.",
-    "List five uses of a paper clip.",
-    "Explain what a hash table is.",
     "Give me a recipe for pancakes.",
 ]
+TOKENS = 96
 
 
 @pytest.fixture(scope="module")
@@ -74,26 +73,30 @@ def chats(tokenizer) -> list[list[int]]:
     return [chat_ids(tokenizer, [{"role": "user", "content": question}]) for question in QUESTIONS]
 
 
-@pytest.mark.parametrize("tree", [32, 64, 256, "chain-4"])
-def test_float32_is_exact_on_the_real_model(tree, models, heads, chats, kernel_calls) -> None:
+@pytest.fixture(scope="module")
+def truths(models, chats) -> dict[torch.dtype, list[list[int]]]:
+    """What plain generation says, per dtype and question."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    model = models[torch.float32]
+    return {dtype: [plain(model, ids, TOKENS) for ids in chats] for dtype, model in models.items()}
+
+
+@pytest.mark.parametrize("tree", [32, 64, 256, "chain-4"])
+def test_float32_is_exact_on_the_real_model(tree, models, heads, chats, truths, kernel_calls) -> None:
     kernel_calls.clear()
-    for ids in chats:
-        out = specdeft.generate(model, heads, ids, tree=tree, max_new_tokens=96)
-        assert out.token_ids == plain(model, ids, 96)
+    for ids, truth in zip(chats, truths[torch.float32], strict=True):
+        out = specdeft.generate(models[torch.float32], heads, ids, tree=tree, max_new_tokens=TOKENS)
+        assert out.token_ids == truth
         assert out.stats.accepted > 0
     assert len(kernel_calls) > 1000
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("tree", [32, 64, 256])
-def test_16_bit_differs_at_near_ties_only(tree, dtype, models, heads, chats, kernel_calls) -> None:
+def test_16_bit_differs_at_near_ties_only(tree, dtype, models, heads, chats, truths, kernel_calls) -> None:
     kernel_calls.clear()
     tau = []
-    for ids in chats:
-        out = specdeft.generate(models[dtype], heads, ids, tree=tree, max_new_tokens=128)
-        theirs = plain(models[dtype], ids, 128)
+    for ids, theirs in zip(chats, truths[dtype], strict=True):
+        out = specdeft.generate(models[dtype], heads, ids, tree=tree, max_new_tokens=TOKENS)
         found = first_difference(models[torch.float32], ids, out.token_ids, theirs, dtype)
         assert found is None or found.is_near_tie, found
         tau.append(out.stats.tau)
@@ -101,11 +104,9 @@ def test_16_bit_differs_at_near_ties_only(tree, dtype, models, heads, chats, ker
     assert len(kernel_calls) > 1000
 
 
-def test_a_batch_equals_its_rows_alone_in_float32(models, heads, chats) -> None:
-    model = models[torch.float32]
-    together = specdeft.generate(model, heads, chats, tree=64, max_new_tokens=48)
-    for ids, row in zip(chats, together, strict=True):
-        assert row.token_ids == specdeft.generate(model, heads, ids, tree=64, max_new_tokens=48).token_ids
+def test_a_batch_equals_its_rows_alone_in_float32(models, heads, chats, truths) -> None:
+    together = specdeft.generate(models[torch.float32], heads, chats, tree=64, max_new_tokens=TOKENS)
+    assert [row.token_ids for row in together] == truths[torch.float32]
 
 
 def test_sampling_is_reproducible_and_independent_of_the_tree(models, heads, chats) -> None:
