@@ -63,15 +63,18 @@ def load_model(
     return model.to(device).eval(), tokenizer
 
 
-def load_tokenizer(name_or_path: str | PathLike[str]) -> Any:
-    """The tokenizer that `load_model` gives with the model of this name. Raises SpecdeftError as it does."""
+def load_tokenizer(name_or_path: str | PathLike[str], local_only: bool = False) -> Any:
+    """The tokenizer that `load_model` gives with the model of this name. Raises SpecdeftError as it does.
+
+    With `local_only` the Hub is not asked: a name that is not in its local cache is an error at once.
+    """
     name = str(name_or_path)
     folder = _folder(name)
 
     from transformers import AutoTokenizer
 
     with _explained(name, folder):
-        return AutoTokenizer.from_pretrained(str(folder or name))
+        return AutoTokenizer.from_pretrained(str(folder or name), local_files_only=local_only)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

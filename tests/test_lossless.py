@@ -36,7 +36,7 @@ def test_every_family_says_what_it_would_have_said(family: str, tree: str) -> No
 
 @pytest.mark.parametrize("tree", SHIPPED)
 def test_every_shipped_tree_is_lossless(tree: str) -> None:
-    model, ids = tiny(vocab_size=41), prompts(1, seed=3)[0]
+    model, ids = tiny(vocab_size=97), prompts(1, seed=3)[0]
     shape = Tree.load(tree)
     heads = OracleHeads.of(model, ids, 40, num_heads=max(4, shape.max_depth))
     out = specdeft.generate(model, heads, ids, tree=shape, max_new_tokens=40)
@@ -63,6 +63,16 @@ def test_untrained_heads_on_a_wide_star_are_lossless() -> None:
         assert out.token_ids == plain(model, ids, 30)
         accepted += out.stats.accepted
     assert accepted > 0
+
+
+def test_a_star_of_255_is_lossless_and_one_wider_than_the_vocabulary_is_refused() -> None:
+    model, ids = tiny(vocab_size=300), prompts(1)[0]
+    heads = OracleHeads.of(model, ids, 20, num_heads=1)
+    out = specdeft.generate(model, heads, ids, tree=Tree.star(255), max_new_tokens=20)
+    assert out.token_ids == plain(model, ids, 20)
+    assert out.stats.accepted > 0
+    with pytest.raises(specdeft.SpecdeftError, match="vocabulary has 300"):
+        specdeft.generate(model, heads, ids, tree=Tree.star(301), max_new_tokens=20)
 
 
 @pytest.mark.parametrize("depth", [1, 4, 12, 64])

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdeft.heads import DraftHeads
 
 VOCAB = 17
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_neox")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_neox", "granite", "cohere")
 _MODELS: dict[tuple, transformers.PreTrainedModel] = {}
 
 
@@ -53,13 +53,15 @@ def tiny(family: str = "llama", seed: int = 0, heads: int = 9, kv: int = 3, head
         "gemma3": {"sliding_window": 8, "layer_types": layer_types, "query_pre_attn_scalar": 16},
         "phi3": {"sliding_window": 8},
         "gpt_neox": {},
+        "granite": {"logits_scaling": 4.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7},
+        "cohere": {"logit_scale": 0.25},
     }[family]
-    if family in ("qwen2", "phi3", "gpt_neox"):
+    if family in ("qwen2", "phi3", "gpt_neox", "granite", "cohere"):
         common.pop("head_dim")
     if family == "gpt_neox":
         common.pop("num_key_value_heads")
     names = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "gemma2": "Gemma2"}
-    names |= {"gemma3": "Gemma3Text", "phi3": "Phi3", "gpt_neox": "GPTNeoX"}
+    names |= {"gemma3": "Gemma3Text", "phi3": "Phi3", "gpt_neox": "GPTNeoX", "granite": "Granite", "cohere": "Cohere"}
     config = getattr(transformers, names[family] + "Config")(**{**common, **special, **changes})
     model_name = "Gemma3ForCausalLM" if family == "gemma3" else names[family] + "ForCausalLM"
     torch.manual_seed(seed)

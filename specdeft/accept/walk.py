@@ -54,13 +54,14 @@ def greedy(scores: Tensor, uniform: Tensor) -> Tensor:
 def sample(scores: Tensor, uniform: Tensor) -> Tensor:
     """Draw one token [B] from softmax(scores [B, V]) by inverting its CDF at uniform [B] in [0, 1).
 
-    Works in float64, so that a vocabulary of 262,144 loses no mass; a token of probability zero is never drawn.
+    Works in float64, so that a vocabulary of 262,144 loses no mass; a token of probability zero is never drawn. Scores
+    that are no distribution (NaN, +inf, or -inf everywhere) give -1.
     """
     cdf = scores.double().softmax(dim=-1).cumsum(dim=-1)
     target = uniform.double()[:, None] * cdf[:, -1:]
     drawn = torch.searchsorted(cdf, target, right=True)[:, 0]
     last = (cdf < cdf[:, -1:]).sum(dim=-1)  # the last token that has mass, should rounding push the target to the end
-    return torch.minimum(drawn, last)
+    return torch.where(cdf[:, -1].isfinite(), torch.minimum(drawn, last), -1)
 
 
 def walk(

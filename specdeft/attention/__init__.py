@@ -15,10 +15,11 @@ from torch import Tensor
 
 from specdeft.attention import dense
 from specdeft.attention.checks import check_causal, check_heads, check_tree
-from specdeft.attention.plan import Plan, make_plan
+from specdeft.attention.plan import Plan, check_chunk_size, make_plan
 from specdeft.attention.tiles import LARGEST_HEAD
+from specdeft.trees import Tree
 
-__all__ = ["Plan", "causal_attention", "make_plan", "tree_attention"]
+__all__ = ["Plan", "causal_attention", "check_chunk_size", "make_plan", "tree_attention"]
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -27,9 +28,9 @@ def tree_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    plan: Plan,
+    tree: Tree | Plan,
     *,
-    scale: float,
+    scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
 ) -> Tensor:
@@ -39,8 +40,9 @@ def tree_attention(
         q: queries of the tree's nodes, [B, Hq, N, D]; Hq is a multiple of Hkv (grouped heads are neighbours).
         k, v: [B, Hkv, S, D], the dtype and device of q. Rows 0..L_b-1 of sequence b are committed, rows
             L_b..L_b+N-1 are the tree's own, in node order; rows behind them are ignored.
-        plan: of `make_plan(tree, lengths)`; one plan serves all layers of a pass.
-        scale: factor on q.k, before the cap.
+        tree: a plan of `make_plan(tree, lengths)`, which serves all layers of a pass; or the tree alone, whose rows are
+            then the last N of every sequence (L = S - N).
+        scale: factor on q.k, before the cap; 1/sqrt(D) if None.
         softcap: scores s become softcap * tanh(s / softcap), as in Gemma 2; None for no cap.
         window: a key at position p is visible at position q if q - p < window, positions being r for committed row r
             and L_b + depth[i] for node i; None for no window.
@@ -55,11 +57,21 @@ def tree_attention(
     Source: DeFT (arXiv 2404.00242); the tree mask is SpecInfer's (arXiv 2305.09781, section 4.2).
     """
     check_heads(q, k, v, softcap, window)
+    plan = tree if isinstance(tree, Plan) else _behind_everything(tree, k)
     check_tree(q, k, plan)
     plan = plan.on(q.device)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
     path = path_for(q.device.type, q.dtype, q.shape[3])
     out: Tensor = path.tree_attention(q, k, v, plan, scale=scale, softcap=softcap, window=window)
     return out
+
+
+def _behind_everything(tree: Tree, k: Tensor) -> Plan:
+    """A plan for a tree whose rows end where k [B, Hkv, S, D] ends."""
+    batch, slots = k.shape[0], k.shape[2]
+    if slots < tree.size:
+        raise ValueError(f"k and v hold {slots} rows, fewer than the tree's {tree.size} nodes.")
+    return make_plan(tree, torch.full((batch,), slots - tree.size, dtype=torch.int64, device=k.device))
 
 
 def causal_attention(

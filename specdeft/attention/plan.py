@@ -132,15 +132,21 @@ def make_plan(tree: Tree, lengths: Tensor, chunk_size: int | str = "auto") -> Pl
         raise ValueError(
             f"lengths must be [B], int64 or int32, got shape {list(lengths.shape)} and dtype {lengths.dtype}"
         )
-    if chunk_size != "auto":
-        if not isinstance(chunk_size, int) or isinstance(chunk_size, bool):
-            raise ValueError(f"chunk_size must be 'auto' or an int, got {chunk_size!r}")
-        if chunk_size < SMALLEST_CHUNK:
-            raise ValueError(
-                f"chunk_size must be 'auto' or at least {SMALLEST_CHUNK} KV rows (the smallest kernel tile), "
-                f"got {chunk_size}"
-            )
+    check_chunk_size(chunk_size)
     return Plan(lengths, tree_arrays(tree, lengths.device), chunk_size)
+
+
+def check_chunk_size(chunk_size: int | str) -> None:
+    """Raise ValueError unless it is "auto" or a number of KV rows that a kernel tile fits into."""
+    if chunk_size == "auto":
+        return
+    if not isinstance(chunk_size, int) or isinstance(chunk_size, bool):
+        raise ValueError(f"chunk_size must be 'auto' or an int, got {chunk_size!r}")
+    if chunk_size < SMALLEST_CHUNK:
+        raise ValueError(
+            f"chunk_size must be 'auto' or at least {SMALLEST_CHUNK} KV rows (the smallest kernel tile), "
+            f"got {chunk_size}"
+        )
 
 
 def chunk_limits(chunk_size: int | str, programs: int, processors: int) -> tuple[int, int]:

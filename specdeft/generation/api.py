@@ -9,12 +9,13 @@ import difflib
 import inspect
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
-import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdeft.errors import SpecdeftError
+from specdeft.generation.arguments import check_options, seeds_of
 from specdeft.generation.choose_tree import choose_tree
 from specdeft.generation.loop import Decoder, Row
 from specdeft.generation.prompts import read_prompts
@@ -22,10 +23,8 @@ from specdeft.generation.result import Result
 from specdeft.generation.settings import resolve
 from specdeft.generation.text import Detokenizer
 from specdeft.heads import DraftHeads
-from specdeft.target import Target
+from specdeft.target import Target, check_kind, max_positions_of, vocab_size_of
 from specdeft.trees import Tree
-
-ACCEPTANCE = ("greedy", "sample", "typical")
 
 
 def generate(
@@ -73,7 +72,8 @@ def generate(
         eos_token_id, stop: token ids and strings that end a sequence; the ending token is kept, nothing follows it.
         logits_processor, stopping_criteria: transformers' own; each processor is called once per emitted token, in
             order, with that sequence's ids, exactly as plain generation does, so stateful ones work ("typical" calls
-            them for every drafted node). With a batch, give processors that keep no state across sequences.
+            them for every drafted node). A step may call them for a few tokens beyond where a stopping criterion ends
+            the text. With a batch, give processors that keep no state across sequences.
         generation_config: as for `model.generate`; the model's own is honoured when absent. Beams are refused.
         return_logprobs: also return each token's log-probability under the model's raw logits.
 
@@ -184,7 +184,9 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
             f"generate() has no option {name!r}. "
             + (f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(_DEFAULTS)}.")
         )
-    acceptance, do_sample, temperature = _rule(a)
+    a = check_options(a)
+    greedy = a["acceptance"] == "greedy" or a["temperature"] == 0
+    acceptance = "greedy" if greedy else a["acceptance"]
     model, tokenizer = a["model"], a["tokenizer"]
     if isinstance(model, str):
         from specdeft.models import load_model
@@ -196,72 +198,50 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
     heads = DraftHeads.from_pretrained(a["heads"]) if isinstance(a["heads"], str) else a["heads"]
     if not isinstance(heads, DraftHeads):
         raise SpecdeftError(f"heads must be DraftHeads or a name, got {type(heads).__name__}.")
-    target = Target(model, a["chunk_size"])
+    check_kind(model)
+    heads.check_fits(model)
+    vocab_size, max_positions = vocab_size_of(model), max_positions_of(model)
+    tree, why = choose_tree(a["tree"], heads, model.device, vocab_size)
     tokenizer = tokenizer or _own_tokenizer(model)
     bos = getattr(tokenizer, "bos_token_id", None)
     bos = model.generation_config.bos_token_id if bos is None else bos
-    prompts, batch = read_prompts(a["prompt"], tokenizer, bos, target.vocab_size)
-    heads.check_fits(model)
-    tree, why = choose_tree(a["tree"], heads, target.device, target.vocab_size)
-    stop = [a["stop"]] if isinstance(a["stop"], str) else a["stop"]
+    prompts, batch = read_prompts(a["prompt"], tokenizer, bos, vocab_size)
+    seeds = [0] * len(prompts) if greedy else seeds_of(a["seed"], len(prompts))
     settings = resolve(
         model,
         prompts,
-        do_sample=do_sample,
-        max_positions=target.max_positions,
+        do_sample=not greedy,
+        max_positions=max_positions,
         tokenizer=tokenizer,
         generation_config=a["generation_config"],
         logits_processor=a["logits_processor"],
         stopping_criteria=a["stopping_criteria"],
         options={
             "max_new_tokens": a["max_new_tokens"],
-            "temperature": temperature,
-            "top_k": a["top_k"],
-            "top_p": a["top_p"],
-            "min_p": a["min_p"],
             "eos_token_id": a["eos_token_id"],
-            "stop_strings": stop,
+            "stop_strings": a["stop"],
+            **({} if greedy else {name: a[name] for name in ("temperature", "top_k", "top_p", "min_p")}),
         },
     )
-    rows = [Row(*each) for each in zip(prompts, settings, _seeds(a["seed"], len(prompts)), strict=True)]
+    target = Target(model, a["chunk_size"])
+    target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
+    rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
     decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]))
     return _Decoding(decoder, rows, batch, tokenizer, why)
 
 
-def _rule(a: dict[str, Any]) -> tuple[str, bool, float | None]:
-    """The acceptance rule, whether transformers' warpers apply, and the temperature to give them."""
-    acceptance, temperature = a["acceptance"], a["temperature"]
-    if acceptance not in ACCEPTANCE:
-        raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE)}, got {acceptance!r}.")
-    if temperature == 0 and not isinstance(temperature, bool):
-        return "greedy", False, None
-    if acceptance == "greedy":
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            if a[name] is not None:
-                raise ValueError(f"{name}={a[name]!r} has no effect with acceptance='greedy'. Use acceptance='sample'.")
-    return acceptance, acceptance != "greedy", temperature
+@lru_cache(maxsize=8)
+def _tokenizer_on_disk(name: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model name or folder if it is on this machine; no network is asked."""
+    from specdeft.models import load_tokenizer
 
-
-def _seeds(seed: int | Sequence[int] | None, count: int) -> list[int]:
-    """One seed per sequence."""
-    if seed is None:
-        return [int(s) for s in torch.randint(2**62, (count,))]
-    if isinstance(seed, int):
-        return [seed] * count
-    if len(seed) != count:
-        raise ValueError(f"seed must be one number or one per prompt: got {len(seed)} seeds for {count} prompts.")
-    return list(seed)
+    try:
+        tokenizer: PreTrainedTokenizerBase = load_tokenizer(name, local_only=True)
+    except (SpecdeftError, ImportError):
+        return None
+    return tokenizer
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
     """The tokenizer saved beside the model, if there is one."""
-    from specdeft.models import load_tokenizer
-
-    name = model.config.name_or_path
-    if not name:
-        return None
-    try:
-        tokenizer: PreTrainedTokenizerBase = load_tokenizer(name)
-    except SpecdeftError:
-        return None
-    return tokenizer
+    return _tokenizer_on_disk(model.config.name_or_path) if model.config.name_or_path else None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdeft.accept import Verdict, greedy, sample, typical, walk
+from specdeft.errors import SpecdeftError
 from specdeft.generation.fill import fill, tree_tensors
 from specdeft.generation.result import Clock, Stats
 from specdeft.generation.settings import RowSettings, ended
@@ -205,6 +206,11 @@ class Decoder:
             if not row.remaining:
                 gained.append([])
                 continue
+            if min(emitted[:count]) < 0:
+                raise SpecdeftError(
+                    "the scores after logits processing are no distribution (NaN, inf, or every token banned): "
+                    "check the model's dtype, the temperature and the logits processors."
+                )
             taken = row.take(emitted[:count], scores, self.target.device)
             stats = row.stats
             stats.tokens += taken

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import logits_process
+from transformers.generation import GenerationMode, logits_process
 
 from specdeft.errors import SpecdeftError
 
@@ -39,7 +39,6 @@ _CONTEXT_FREE = tuple(  # processors that look at the scores only: they may run 
     )
     if hasattr(logits_process, name)
 )
-_BEYOND = {"num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1}  # what one lossless path can be
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class RowSettings:
     @property
     def context_free(self) -> bool:
         """Whether no processor looks at the tokens so far."""
-        return all(isinstance(processor, _CONTEXT_FREE) for processor in self.processors)
+        return all(type(processor) in _CONTEXT_FREE for processor in self.processors)  # a subclass may look
 
 
 def resolve(
@@ -79,7 +78,6 @@ def resolve(
         SpecdeftError: a prompt that leaves no room in the model's positions.
     """
     given = {key: value for key, value in options.items() if value is not None}
-    _check_ranges(given)
     explicit_length = any(
         getattr(config, "max_length", None) is not None for config in (generation_config, model.generation_config)
     )
@@ -88,11 +86,7 @@ def resolve(
         config, unused = model._prepare_generation_config(generation_config, do_sample=do_sample, **given)
     if unused:
         raise TypeError(f"generation options {sorted(unused)} are not part of transformers' GenerationConfig.")
-    for name, only in _BEYOND.items():
-        if (getattr(config, name, None) or only) != only:
-            raise ValueError(
-                f"{name}={getattr(config, name)}: speculative decoding follows one path, {name} must be {only}."
-            )
+    _check_mode(config)
     return [
         _row(
             model,
@@ -181,21 +175,18 @@ def _criteria(
     return StoppingCriteriaList([*criteria, *stopping])
 
 
-def _check_ranges(given: dict[str, Any]) -> None:
-    rules: dict[str, tuple[Any, str]] = {
-        "max_new_tokens": (lambda v: v >= 1, "at least 1"),
-        "temperature": (lambda v: v >= 0, "at least 0 (0 is greedy)"),
-        "top_k": (lambda v: v >= 0, "at least 0 (0 is off)"),
-        "top_p": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
-        "min_p": (lambda v: 0 <= v <= 1, "between 0 and 1"),
-    }
-    for name, (holds, rule) in rules.items():
-        value = given.get(name)
-        if value is None:
-            continue
-        whole = name in ("max_new_tokens", "top_k")
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not holds(value):
-            raise ValueError(f"{name} must be {'a whole number ' if whole else ''}{rule}, got {value!r}.")
+def _check_mode(config: GenerationConfig) -> None:
+    """Refuse what a config may ask of `model.generate` beyond following one path token by token."""
+    for name in ("num_beams", "num_beam_groups", "num_return_sequences"):
+        value = getattr(config, name, None) or 1
+        if value != 1:
+            raise ValueError(f"{name}={value}: speculative decoding follows one path, {name} must be 1.")
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(f"the generation config asks for {mode.value}; specdeft decodes greedily or by sampling.")
+    for name in ("dola_layers", "token_healing", "force_words_ids", "constraints", "penalty_alpha"):
+        if getattr(config, name, None):
+            raise ValueError(f"the generation config sets {name}, which specdeft does not support. Unset it.")
 
 
 def ended(stopping: StoppingCriteriaList, ids: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """A transformers causal LM seen as two calls: prefill a prompt, verify a token tree."""
 
-from specdeft.target.target import Target
+from specdeft.target.probe import check_kind
+from specdeft.target.target import Target, max_positions_of, vocab_size_of
 
-__all__ = ["Target"]
+__all__ = ["Target", "check_kind", "max_positions_of", "vocab_size_of"]

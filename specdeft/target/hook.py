@@ -6,10 +6,12 @@ registered with it, so transformers builds no mask: what a row may see is decide
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -62,10 +64,15 @@ def attend(
 
 
 def layer_window(module: nn.Module) -> int | None:
-    """The window of a layer whose module leaves it to the mask: from the config's layer types."""
+    """The window of a layer that passes none: from the config, by the rule of transformers' own DynamicCache.
+
+    A module that has a `sliding_window` of its own has said what it wants, None included.
+    """
     config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    if hasattr(module, "sliding_window") or getattr(config, "use_sliding_window", True) is False:
+        return None
     types = getattr(config, "layer_types", None)
-    if types is None or index is None or types[index] != "sliding_attention":
+    if types is not None and (index is None or types[index] != "sliding_attention"):
         return None
     window: int | None = getattr(config, "sliding_window", None)
     return window
@@ -74,15 +81,26 @@ def layer_window(module: nn.Module) -> int | None:
 AttentionInterface.register(NAME, attend)
 
 
+_LOCKS: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
+
+
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let the model use attention `name` inside the block; the model's own choice is restored whatever happens."""
-    configs = list({id(c): c for c in (model.config, model.config.get_text_config(decoder=True))}.values())
-    before = [config._attn_implementation for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = name
-        yield
-    finally:
-        for config, own in zip(configs, before, strict=True):
-            config._attn_implementation = own
+    """Let the model use attention `name` inside the block; the model's own choice is restored whatever happens.
+
+    Passes of several threads over one model take turns. A thread that calls the model itself meanwhile would meet our
+    attention: use one model per thread for that.
+    """
+    with _LOCKS_LOCK:
+        lock = _LOCKS.setdefault(model, threading.RLock())
+    with lock:
+        configs = list({id(c): c for c in (model.config, model.config.get_text_config(decoder=True))}.values())
+        before = [config._attn_implementation for config in configs]
+        try:
+            for config in configs:
+                config._attn_implementation = name
+            yield
+        finally:
+            for config, own in zip(configs, before, strict=True):
+                config._attn_implementation = own

@@ -19,6 +19,13 @@ from specdeft.errors import SpecdeftError
 from specdeft.target.hook import attention_of
 
 _PROBE = "specdeft_probe"
+_FEATURES = {  # what attention modules may hand over besides q, k and v, and we would have to apply
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "position_bias": "a position bias",
+    "indices": "sparse attention indices",
+    "block_indices": "sparse attention indices",
+}
 _UNSUPPORTED_LAYERS = ("linear_attention", "chunked_attention", "mamba", "conv", "recurrent", "hybrid")
 
 
@@ -48,15 +55,25 @@ def _plane(states: Tensor) -> PlaneShape:
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    specdeft_pass: _Record | None = None,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    record: _Record | None = kwargs.get("specdeft_pass")
+    record = specdeft_pass
     if record is not None:
         record.attended += 1
-        if kwargs.get("s_aux") is not None:
-            record.features.add("attention sinks")
+        record.features |= {what for name, what in _FEATURES.items() if kwargs.get(name) is not None}
+        if attention_mask is not None:
+            record.features.add("an attention mask of its own")
         if getattr(module, "is_causal", True) is False:
             record.features.add("bidirectional attention")
+        if key.shape != value.shape:
+            record.features.add(f"keys of {key.shape[-1]} and values of {value.shape[-1]} dimensions")
+            return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
     groups = query.shape[1] // value.shape[1]
     return value.repeat_interleave(groups, dim=1).transpose(1, 2), None  # one token sees itself only
 
@@ -92,7 +109,7 @@ def probe(model: PreTrainedModel, cache_argument: str) -> list[tuple[PlaneShape,
     try:
         with torch.inference_mode(), attention_of(model, _PROBE):
             model(input_ids=token, position_ids=token, use_cache=True, logits_to_keep=1, **passed)
-    except (TypeError, AttributeError, NotImplementedError, IndexError) as error:
+    except (TypeError, AttributeError, NotImplementedError, IndexError, RuntimeError) as error:
         raise SpecdeftError(f"{name} cannot be driven through transformers' attention interface: {error}") from error
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if record.features:

@@ -8,6 +8,8 @@ enters its output embedding, i.e. after the final norm.
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from transformers import PreTrainedModel
 
 from specdeft.attention import make_plan
 from specdeft.cache import SlotCache
+from specdeft.errors import SpecdeftError
 from specdeft.target.hook import NAME, Prefill, Verify, attention_of
 from specdeft.target.probe import probe
 from specdeft.trees import Tree
@@ -39,8 +42,10 @@ class Target:
         # transformers renamed `past_key_values` to `cache` after 5.17
         self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self._layers = probe(model, self._cache_argument)
-        config = model.config.get_text_config(decoder=True)
-        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        positions = max_positions_of(model)
+        self._last_position = None if positions is None else positions - 1
+        self._rope_switch = longrope_switch(model.config.get_text_config(decoder=True))
+        self._prefill_chunk: int | None = PREFILL_CHUNK
         self.device = model.get_input_embeddings().weight.device
 
     @property
@@ -48,15 +53,47 @@ class Target:
         """The model's output embedding, shared (never copied, never trained) by draft heads."""
         return self.model.get_output_embeddings()
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits V."""
-        head: Any = self.lm_head
-        return int(getattr(head, "out_features", None) or head.weight.shape[0])
+    def prepare(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Announce the sequences of a batch: (prompt tokens, new tokens) each.
+
+        LongRoPE chooses its factors for a whole pass by the highest position in it, so all sequences, from prompt to
+        end, must stay on one side of the switch.
+
+        Raises:
+            SpecdeftError: they do not.
+        """
+        switch = self._rope_switch
+        if switch is None:
+            return
+        short = all(prompt + new <= switch for prompt, new in spans)
+        if not short and not all(prompt > switch for prompt, _ in spans):
+            prompt, new = max(spans, key=sum)
+            raise SpecdeftError(
+                f"{type(self.model).__name__} changes its LongRoPE factors at {switch} positions, which a "
+                f"prompt of {prompt} tokens with {new} new ones crosses. Keep prompt + max_new_tokens within "
+                f"{switch}, or start beyond it (and keep a batch on one side)."
+            )
+        if short:
+            self._last_position = switch - 1
+        else:
+            self._prefill_chunk = None  # a first chunk alone would take the short factors
 
     def new_cache(self, batch: int, slots: int) -> SlotCache:
-        """Empty KV slots for `batch` sequences of at most `slots` rows, tree scratch included."""
-        return SlotCache(self._layers, batch, slots)
+        """Empty KV slots for `batch` sequences of at most `slots` rows, tree scratch included.
+
+        Raises:
+            SpecdeftError: the memory for them cannot be had.
+        """
+        per_slot = sum(
+            shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize for pair in self._layers for shape in pair
+        )
+        try:
+            return SlotCache(self._layers, batch, slots)
+        except RuntimeError as error:  # torch.OutOfMemoryError on CUDA, a plain RuntimeError on CPU
+            raise SpecdeftError(
+                f"{batch} sequences of {slots} KV slots need {batch * slots * per_slot / 2**30:.1f} GiB, which "
+                f"{self.device} cannot give. Lower max_new_tokens, the tree's size or the number of prompts."
+            ) from error
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: SlotCache) -> tuple[Tensor, Tensor]:
@@ -65,8 +102,9 @@ class Target:
         Returns the last position's logits [V] (float32) and hidden state [H]; no other position's logits are computed.
         """
         logits = hidden = torch.empty(0)
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            chunk = ids[start : start + PREFILL_CHUNK]
+        size = self._prefill_chunk or len(ids)
+        for start in range(0, len(ids), size):
+            chunk = ids[start : start + size]
             positions = torch.arange(start, start + len(chunk), device=ids.device)
             cache.place(len(chunk))
             logits, hidden = self._forward(chunk[None], positions[None], cache, Prefill(start), logits_to_keep=1)
@@ -83,21 +121,23 @@ class Target:
         plan = make_plan(tree, cache.lengths, self.chunk_size)
         cache.place(tree.size)
         positions = cache.lengths[:, None] + plan.depth  # [B, N]
-        if self.max_positions is not None:  # only nodes that can no longer be accepted ever reach the limit
-            positions = positions.clamp(max=self.max_positions - 1)
+        if self._last_position is not None:  # only nodes that can no longer be accepted ever reach it
+            positions = positions.clamp(max=self._last_position)
         return self._forward(tokens, positions, cache, Verify(plan))
 
     def _forward(
         self, ids: Tensor, positions: Tensor, cache: SlotCache, this_pass: Prefill | Verify, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         tapped: list[Tensor] = []
+        ours = threading.get_ident()
 
         def tap(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            tapped.append(inputs[0])
+            if threading.get_ident() == ours:  # draft heads of another thread may use the same output layer
+                tapped.append(inputs[0])
 
-        handle = self.lm_head.register_forward_pre_hook(tap)
-        try:
-            with attention_of(self.model, NAME):
+        with attention_of(self.model, NAME):
+            handle = self.lm_head.register_forward_pre_hook(tap)
+            try:
                 out = self.model(
                     input_ids=ids,
                     position_ids=positions,
@@ -106,6 +146,29 @@ class Target:
                     **{self._cache_argument: cache},
                     **kwargs,
                 )
-        finally:
-            handle.remove()
+            finally:
+                handle.remove()
         return out.logits.float(), tapped[0]
+
+
+def vocab_size_of(model: PreTrainedModel) -> int:
+    """Number of logits V."""
+    head: Any = model.get_output_embeddings()
+    return int(getattr(head, "out_features", None) or head.weight.shape[0])
+
+
+def max_positions_of(model: PreTrainedModel) -> int | None:
+    """Positions that the model was made for, None where its config does not say."""
+    positions: int | None = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return positions
+
+
+def longrope_switch(config: Any) -> int | None:
+    """Positions at which a LongRoPE model changes from its short to its long factors; None for other models."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+    for kind in kinds:
+        if kind.get("rope_type", kind.get("type")) == "longrope":
+            switch = kind.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            return int(switch)
+    return None

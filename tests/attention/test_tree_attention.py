@@ -18,7 +18,7 @@ TREE = Tree.star(4)
 def wrong(name, value):
     """Good arguments with one replaced."""
     x = inputs([10], 5, 2, 16, spare=3)  # S = 18
-    arguments = {"q": x.q, "k": x.k, "v": x.v, "plan": make_plan(TREE, x.lengths), "scale": 0.25}
+    arguments = {"q": x.q, "k": x.k, "v": x.v, "tree": make_plan(TREE, x.lengths), "scale": 0.25}
     return arguments | {name: value}
 
 
@@ -36,8 +36,8 @@ def ones(*shape, dtype=torch.float32):
         ("q", ones(2, 2, 5, 16), "B 2 and 1"),
         ("q", ones(1, 2, 5, 32), "D 32 and 16"),
         ("q", ones(1, 2, 6, 16), "tree has N = 5 nodes, but q holds 6 rows"),
-        ("plan", make_plan(TREE, torch.tensor([10, 10])), "plan has B = 2 lengths, but q holds 1 sequences"),
-        ("plan", make_plan(TREE, torch.tensor([14])), "L = 14, N = 5, but k has S = 18 rows; allocate at least 19"),
+        ("tree", make_plan(TREE, torch.tensor([10, 10])), "plan has B = 2 lengths, but q holds 1 sequences"),
+        ("tree", make_plan(TREE, torch.tensor([14])), "L = 14, N = 5, but k has S = 18 rows; allocate at least 19"),
         ("softcap", 0.0, "softcap must be positive"),
         ("window", 0, "window must be at least 1"),
     ],
@@ -69,7 +69,8 @@ def test_prefill_beyond_the_cache_is_refused(start, rows):
 def test_the_cpu_takes_the_dense_path():
     assert path_for("cpu", torch.float32, 64) is dense
     arguments = wrong("scale", 0.25)
-    expected = dense.tree_attention(**arguments, softcap=None, window=None)
+    q, k, v, plan = (arguments[name] for name in ("q", "k", "v", "tree"))
+    expected = dense.tree_attention(q, k, v, plan, scale=0.25, softcap=None, window=None)
     assert torch.equal(tree_attention(**arguments), expected)
 
 
@@ -101,3 +102,14 @@ def test_a_plan_is_copied_for_layers_on_another_device():
     there = plan.on(torch.device("meta"))
     assert there.lengths.device.type == there.arrays.words.device.type == "meta"
     assert (there.size, there.batch, there.chunk_size) == (5, 1, 64)
+
+
+def test_a_tree_alone_stands_behind_every_row_of_the_cache():
+    tree = Tree.from_paths([[0], [1], [0, 0]])
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, tree.size, 16, generator=generator)
+    k, v = torch.randn(2, 2, 2, 13, 16, generator=generator).unbind(0)
+    expected = tree_attention(q, k, v, make_plan(tree, torch.tensor([9, 9])), scale=0.25)
+    assert torch.equal(tree_attention(q, k, v, tree), expected)
+    with pytest.raises(ValueError, match="hold 3 rows, fewer than the tree's 4"):
+        tree_attention(q, k[:, :, :3], v[:, :, :3], tree)

@@ -241,3 +241,48 @@ def test_logprobs_belong_to_their_tokens() -> None:
             assert len(out.logprobs) == len(out.token_ids)
             assert (torch.tensor(out.logprobs) - forced).abs().max() < tolerance
             assert out.stats.accepted > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "low"}, {"token_healing": True}, {"num_return_sequences": 2}],
+    ids=lambda c: next(iter(c)),
+)
+def test_what_is_no_single_path_is_refused_instead_of_ignored(changes: dict) -> None:
+    config = GenerationConfig()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(ValueError, match=r"specdeft|follows one path|num_return_sequences"):
+        decode(prompts(1)[0], generation_config=config)
+
+
+def test_scores_that_are_no_distribution_end_in_an_error_not_in_a_token() -> None:
+    class Spoil(LogitsProcessor):
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(scores, self.value)
+
+    for value in (float("nan"), -float("inf"), float("inf")):
+        with pytest.raises(specdeft.SpecdeftError, match="no distribution"):
+            decode(prompts(1)[0], acceptance="sample", seed=1, logits_processor=[Spoil(value)])
+
+
+def test_a_subclass_of_a_warper_may_look_at_the_context() -> None:
+    from transformers import TopKLogitsWarper
+
+    class NeverTwice(TopKLogitsWarper):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return super().__call__(input_ids, scores.scatter(1, input_ids[:, -1:], -torch.inf))
+
+    for ids in prompts(3):
+        out = decode(ids, logits_processor=[NeverTwice(17)])
+        assert out.token_ids == plain(tiny(), ids, 30, logits_processor=[NeverTwice(17)])
+        assert all(a != b for a, b in zip(out.token_ids, out.token_ids[1:], strict=False))
+
+
+def test_greedy_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    decode(prompts(1)[0])
+    assert torch.equal(state, torch.get_rng_state())

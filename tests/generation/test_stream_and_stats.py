@@ -32,6 +32,55 @@ def test_pieces_are_never_half_a_character(size: int) -> None:
     assert "".join(pieces) == text
 
 
+class ByteFallbackTokenizer:
+    """Ids below 256 are byte tokens, decoded together; one invalid byte spoils the whole run, as in sentencepiece."""
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"<0x{token:02X}>" if token < 256 else "word"
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        text, run = "", b""
+        for token in [*ids, None]:
+            if token is not None and token < 256:
+                run += bytes([token])
+                continue
+            try:
+                text += run.decode()
+            except UnicodeDecodeError:
+                text += "\ufffd" * len(run)
+            run = b""
+            text += "" if token is None else "word"
+        return text
+
+
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_a_run_of_byte_tokens_is_held_until_it_is_over(cut: int) -> None:
+    ids = [300, *"🙂🙂".encode(), 301][:cut]
+    tokenizer = ByteFallbackTokenizer()
+    detokenizer = Detokenizer(tokenizer)  # type: ignore[arg-type]
+    pieces = [detokenizer.push([token]) for token in ids]
+    assert "".join(pieces) + detokenizer.finish(tokenizer.decode(ids)) == tokenizer.decode(ids)
+
+
+def test_clean_up_of_spaces_is_settled_before_text_is_handed_out() -> None:
+    class CleaningTokenizer:
+        clean_up_tokenization_spaces = True
+        words = ("they", "'", "ve", "do", "n't", ",", "well", ".")
+
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+            text = " ".join(self.words[i] for i in ids)
+            for before, after in ((" '", "'"), ("' ve", "'ve"), (" n't", "n't"), (" ,", ","), (" .", ".")):
+                text = text.replace(before, after)
+            return text
+
+    tokenizer, ids = CleaningTokenizer(), [0, 1, 2, 3, 4, 5, 6, 7, 3, 4, 7]
+    for count in range(len(ids) + 1):
+        detokenizer = Detokenizer(tokenizer)  # type: ignore[arg-type]
+        pieces = [detokenizer.push([token]) for token in ids[:count]]
+        whole = tokenizer.decode(ids[:count])
+        assert "".join(pieces) + detokenizer.finish(whole) == whole
+
+
 def test_streamed_pieces_are_the_result() -> None:
     model, tokenizer = tiny(), toy_tokenizer(adds_bos=False, chat_template=None)
     ids = prompts(1)[0]
@@ -129,7 +178,18 @@ def test_bad_input_is_one_clear_line_before_any_compute() -> None:
         ({"acceptance": "gredy"}, ValueError, "acceptance must be one of"),
         ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be a whole number at least 1"),
         ({"chunk_size": 0}, ValueError, "chunk_size"),
-        ({"seed": [1, 2]}, ValueError, "2 seeds for 1 prompts"),
+        ({"chunk_size": 3}, ValueError, "chunk_size"),
+        ({"seed": [1, 2], "acceptance": "sample"}, ValueError, "2 seeds for 1 prompts"),
+        ({"seed": 1.5, "acceptance": "sample"}, ValueError, "seed must be a whole number"),
+        ({"seed": 2**70, "acceptance": "sample"}, ValueError, "seed must be a whole number"),
+        ({"temperature": float("inf"), "acceptance": "sample"}, ValueError, "temperature must be"),
+        ({"eos_token_id": -5}, ValueError, "eos_token_id must be"),
+        ({"eos_token_id": "x"}, ValueError, "eos_token_id must be"),
+        ({"stop": ""}, ValueError, "stop must be"),
+        ({"stop": [1]}, ValueError, "stop must be"),
+        ({"tokenizer": "x"}, ValueError, "tokenizer must be"),
+        ({"generation_config": {}}, ValueError, "generation_config must be"),
+        ({"logits_processor": [3]}, ValueError, "logits_processor must be"),
         ({"stop": "x"}, specdeft.SpecdeftError, "stop strings need a tokenizer"),
     ]
     try:
@@ -138,7 +198,7 @@ def test_bad_input_is_one_clear_line_before_any_compute() -> None:
                 specdeft.generate(model, heads, ids, **{"tree": "chain-2", "max_new_tokens": 4, **options})
     finally:
         handle.remove()
-    assert len(forwards) <= len(cases), "more than the one-token look at the model ran"
+    assert not forwards, "the model ran before its arguments were checked"
     with pytest.raises(specdeft.SpecdeftError, match="model must be"):
         specdeft.generate(torch.nn.Linear(2, 2), heads, ids)
     with pytest.raises(specdeft.SpecdeftError, match="heads must be"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers
@@ -10,7 +12,7 @@ import specdeft
 from specdeft.heads import DraftHeads
 from specdeft.target import Target
 from specdeft.trees import Tree
-from tests.tiny import FAMILIES, OracleHeads, prompts, tiny
+from tests.tiny import FAMILIES, OracleHeads, plain, prompts, tiny
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -34,7 +36,8 @@ def test_verify_gives_the_models_own_logits_for_every_path(family: str) -> None:
     with torch.no_grad():
         capless = model.get_output_embeddings()(hiddens)
     cap = getattr(model.config, "final_logit_softcapping", None)
-    assert (logits - (cap * torch.tanh(capless / cap) if cap else capless)).abs().max() < tolerance
+    scale = getattr(model.config, "logit_scale", 1) / getattr(model.config, "logits_scaling", 1)
+    assert (logits - (cap * torch.tanh(capless / cap) if cap else scale * capless)).abs().max() < tolerance
 
 
 def test_siblings_do_not_see_each_other() -> None:
@@ -132,3 +135,67 @@ def test_weights_on_meta_are_refused() -> None:
         model = transformers.LlamaForCausalLM(tiny().config).eval()
     with pytest.raises(specdeft.SpecdeftError, match="meta"):
         Target(model)
+
+
+def longrope(switch: int = 32) -> transformers.PreTrainedModel:
+    """A Llama whose rotary factors change at `switch` positions."""
+    half = 8  # head_dim 16
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * half,
+        "long_factor": [1.0 + 0.5 * i for i in range(half)],
+        "original_max_position_embeddings": switch,
+        "factor": 16.0,
+    }
+    config = transformers.LlamaConfig(**{**tiny().config.to_dict(), "rope_parameters": parameters})
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.mark.parametrize(("length", "count"), [(8, 24), (40, 24)])
+def test_longrope_is_lossless_on_either_side_of_its_switch(length: int, count: int) -> None:
+    model = longrope()
+    for ids in prompts(2, length=length):
+        out = specdeft.generate(model, OracleHeads.of(model, ids, count), ids, tree="medusa-63", max_new_tokens=count)
+        assert out.token_ids == plain(model, ids, count)
+        assert out.stats.accepted > 0
+
+
+def test_longrope_across_its_switch_is_refused() -> None:
+    model = longrope()
+    heads = DraftHeads.for_model(model, num_heads=1)
+    with pytest.raises(specdeft.SpecdeftError, match=r"LongRoPE factors at 32 positions.*8 tokens with 25 new ones"):
+        specdeft.generate(model, heads, prompts(1, length=8)[0], tree="chain-1", max_new_tokens=25)
+    with pytest.raises(specdeft.SpecdeftError, match="keep a batch on one side"):
+        specdeft.generate(model, heads, [[3, 4], prompts(1, length=40)[0]], tree="chain-1", max_new_tokens=4)
+
+
+def test_a_window_that_only_the_config_knows_is_kept() -> None:
+    config = transformers.PhimoeConfig(
+        vocab_size=17, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8, num_local_experts=2, initializer_range=0.35, eos_token_id=None,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.PhimoeForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    for ids in prompts(2, length=9):
+        out = specdeft.generate(model, OracleHeads.of(model, ids, 30), ids, tree="chain-4", max_new_tokens=30)
+        assert out.token_ids == plain(model, ids, 30)
+        assert out.stats.accepted > 0
+
+
+def test_threads_over_one_model_take_turns() -> None:
+    model, ids = tiny(seed=3), prompts(1)[0]
+    heads, truth = DraftHeads.for_model(model, num_heads=1), plain(model, ids, 12)
+    before = model.config._attn_implementation
+    with ThreadPoolExecutor(4) as pool:
+        runs = [
+            pool.submit(specdeft.generate, model, heads, ids, tree=Tree.star(9), max_new_tokens=12) for _ in range(12)
+        ]
+        assert all(run.result().token_ids == truth for run in runs)
+    assert model.config._attn_implementation == before
+    assert plain(model, ids, 12) == truth
