@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TABLES := README.md $(wildcard heads/*/README.md)
+# two processes of one thread each: most tests are many tiny tensors, which more threads only slow down
+TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test check gpu readme wheel env clean
@@ -13,22 +16,22 @@ demo: $(READY)
 	@$(BIN)/specdeft demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m specdeft.evaluate.report --check README.md
-	$(BIN)/python -m pytest
+	$(BIN)/python -m specdeft.evaluate.report --check $(TABLES)
+	$(TESTS)
 
 # On a CUDA machine, with the interpreter and packages that are there: no environment is made.
 gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu
 
 readme: $(READY)
-	$(BIN)/python -m specdeft.evaluate.report --write README.md
+	$(BIN)/python -m specdeft.evaluate.report --write $(TABLES)
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation

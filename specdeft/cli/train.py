@@ -69,6 +69,7 @@ def train(
     heads.save_pretrained(out)
     shares = calibrate(model, heads, unseen, out)
     recipe = {
+        "kind": "training",
         "settings": given | {"held_out": kept, "started_from": start, "save_dtype": save_dtype},
         "data": rows.manifest | {"loop_tokens_left_out": looped, "answer_tokens_trained_on": seen.answer_tokens},
         "accuracy": shares,

@@ -6,7 +6,7 @@ One record per prompt is kept as soon as it is there, so that whatever ends the 
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from specdeft.evaluate.workload import Item
 from specdeft.generation import generate
 from specdeft.generation.prompts import read_prompts
 from specdeft.trees import Tree
+
+WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ def run(
     and the run goes on: nothing is skipped in silence.
     """
     done = finished(records, asdict(settings))
+    if any(item.id not in done for item in items):  # first calls compile kernels and fill caches: not part of a speed
+        short = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
+        _measure(model, tokenizer, heads, tree, items[0], short, in_float32)
     with appending(records, asdict(settings)) as write:
         for number, item in enumerate(items, 1):
             if item.id in done:

@@ -10,7 +10,7 @@ from specdeft.errors import SpecdeftError
 from specdeft.heads import DraftHeads
 from specdeft.trees import Tree, known_trees
 
-AUTO_SIZE = {"cpu": 32, "cuda": 64}  # nodes; on a CPU a pass costs more the more nodes it verifies
+AUTO_SIZE = {"cpu": 16, "cuda": 64}  # nodes; on a CPU a pass costs more the more nodes it verifies
 _FALLBACK = "medusa-63"
 
 
