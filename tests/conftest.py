@@ -2,7 +2,7 @@
 
 import os
 
-# before torch and transformers are imported: no test asks a model hub, and parallel test processes share two cores
+# before torch and transformers are imported: no test asks a model hub, and parallel test processes share the processor
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from specdeft import SpecdeftError, demo_model, load_model
+from specdeft.models import load_tokenizer
 from tests.tiny import tiny
 from tests.toy_tokenizer import toy_tokenizer
 
@@ -179,6 +180,18 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
     assert demo_model.cache_dir() == tmp_path / "xdg" / "specdeft"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert demo_model.cache_dir() == Path.home() / ".cache" / "specdeft"
+
+
+def test_a_local_tokenizer_is_an_error_at_once_where_the_cache_is_empty(
+    conversions: Conversions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*_: object) -> None:
+        raise AssertionError("asked the package index")
+
+    monkeypatch.setattr(demo_model, "_download", fetch)
+    with pytest.raises(SpecdeftError, match=r"is not in the model cache .*To fetch it: "):
+        load_tokenizer(demo_model.NAME, local_only=True)
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ def tiny(family: str = "llama", seed: int = 0, heads: int = 9, kv: int = 3, head
             "query_pre_attn_scalar": 16,
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 3.0,
+            "attn_implementation": "eager",  # transformers 5.17 lets sdpa drop the attention cap in silence
         },
         "gemma3": {"sliding_window": 8, "layer_types": layer_types, "query_pre_attn_scalar": 16},
         "phi3": {"sliding_window": 8},

@@ -8,6 +8,7 @@ likely one of equals. The token after the path is drawn from the model. Output i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -57,12 +58,12 @@ def typical(
         p = probs[rows, parent, tokens[:, node]]
         keep[:, node] = keep[:, parent] & (p > threshold[:, parent])
         likelihood[:, node] = likelihood[:, parent] + p.log()
-    depth = torch.tensor(depths, device=scores.device)
+    depth = _index(tuple(depths), scores.device)
     longest = torch.where(keep, depth, -1).max(dim=1, keepdim=True).values
     best = torch.where(keep & (depth == longest), likelihood, -torch.inf).argmax(dim=1)  # [B]
 
     # climb from the best node to the root, writing the path from its end
-    up = torch.tensor(parents, device=scores.device)
+    up = _index(tuple(parents), scores.device)
     path = torch.arange(levels, device=scores.device).repeat(batch, 1)
     climber = best
     for level in range(levels - 1, -1, -1):
@@ -86,3 +87,9 @@ def typical(
         nodes = torch.where(order < count[:, None], path, 0)
         logprobs = logits[rows[:, None], nodes].log_softmax(dim=-1).gather(2, emitted[..., None])[..., 0]
     return Verdict(path, count, emitted, drafted, logprobs)
+
+
+@lru_cache(maxsize=256)
+def _index(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tree's array on a device, copied there once: a copy per step would make the host wait."""
+    return torch.tensor(values, device=device)

@@ -46,7 +46,7 @@ class Verdict:
         return self.emitted.gather(1, (self.count - 1).clamp(min=0)[:, None])[:, 0]
 
 
-def greedy(scores: Tensor, uniform: Tensor) -> Tensor:
+def greedy(scores: Tensor) -> Tensor:
     """The most likely token [B] of scores [B, V]; the first maximum, as torch.argmax in plain generation."""
     return scores.argmax(dim=-1)
 
@@ -85,6 +85,12 @@ def walk(
         remaining: tokens each sequence may still emit [B]; 0 = finished.
         eos: token ids [n] that end a sequence; may be empty.
         want_logprobs: also report each emitted token's log-probability.
+
+    Returns:
+        The verdict; a token of -1 (no distribution, see `sample`) is emitted as it is and ends the walk.
+
+    Source: for sampling, the naive rule of SpecInfer (arXiv 2305.09781, section 4.3), which needs no draft
+    probabilities because siblings are distinct tokens.
     """
     batch, _, _ = logits.shape
     rows = torch.arange(batch, device=logits.device)

@@ -79,11 +79,24 @@ def pick_tiles(rows: int, head_dim: int, itemsize: int, largest_tile: int, share
 
 def plan_launch(q: Tensor, k: Tensor, chunk_size: int | str, window: int | None) -> Launch:
     """The launch for q [B, Hq, N, D] and k [B, Hkv, S, D]: right for every length up to S - N."""
-    (batch, q_heads, n, head_dim), (_, kv_heads, slots, _) = q.shape, k.shape
+    return _launch(tuple(q.shape), tuple(k.shape), q.element_size(), q.device, chunk_size, window)
+
+
+@lru_cache(maxsize=256)
+def _launch(
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    itemsize: int,
+    device: torch.device,
+    chunk_size: int | str,
+    window: int | None,
+) -> Launch:
+    """Every layer and step asks the same, so this is computed once per shape."""
+    (batch, q_heads, n, head_dim), (_, kv_heads, slots, _) = q_shape, k_shape
     group = q_heads // kv_heads
-    processors, shared_limit = device_limits(q.device)
+    processors, shared_limit = device_limits(device)
     largest_tile = chunk_size if isinstance(chunk_size, int) else AUTO_CHUNK
-    tiles = pick_tiles(n * group, head_dim, q.element_size(), largest_tile, shared_limit)
+    tiles = pick_tiles(n * group, head_dim, itemsize, largest_tile, shared_limit)
     blocks = -(-n * group // tiles.block_m)
     resident = processors * (2 if tiles.num_warps <= 4 else 1)
     chunk_rows, most_chunks = chunk_limits(chunk_size, blocks * batch * kv_heads, resident)

@@ -1,13 +1,18 @@
 """`specdeft eval acceptance`: tokens per pass on a workload, with everything needed to trust and repeat the number."""
 
 import json
+import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from specdeft.cli.folders import heads_folder
 from specdeft.cli.options import drafting_options, heads_for, json_option, model_options
+
+if TYPE_CHECKING:
+    from specdeft.heads import DraftHeads
 
 
 @click.group("eval", short_help="Measure acceptance on a workload.")
@@ -37,7 +42,8 @@ def acceptance(workload: str, limit: int | None, without: tuple[str, ...], out: 
     specdeft eval acceptance --workload question.jsonl --without summarization --without rag --out runs/spec-bench
 
     With --out each prompt's record is on disk as soon as it is measured, and the same command goes on where it was
-    stopped. Exit code 1 if a prompt failed, or parted from plain decoding other than at a near-tie.
+    stopped. Exit code 1 if a prompt failed, or parted from plain decoding other than at a near-tie: a 16-bit dtype, and
+    two tokens whose logits are within 8 units in the last place of the larger one.
     """
     from specdeft.evaluate.workload import choose, read_workload, sha256
 
@@ -54,6 +60,7 @@ def acceptance(workload: str, limit: int | None, without: tuple[str, ...], out: 
     heads = specdeft.DraftHeads.from_pretrained(heads_name)
     model, tokenizer = specdeft.load_model(given["model"], dtype=given["dtype"], device=given["device"])
     heads.check_fits(model)
+    _warn_of_another_template(heads, tokenizer)
     vocab_size = model.get_output_embeddings().weight.shape[0]
     tree, _ = choose_tree(given["tree"], heads, model.device, vocab_size)
     settings = Settings(
@@ -76,7 +83,7 @@ def acceptance(workload: str, limit: int | None, without: tuple[str, ...], out: 
         records=None if out is None else out / "records.jsonl", say=lambda line: click.echo(line, err=True),
     )  # fmt: skip
     summary = summarise(records)
-    calibration = Calibration.load(_folder(heads_name))
+    calibration = Calibration.load(heads_folder(heads_name))
     expected = None if calibration is None else calibration.expected_tau(tree)
     result = {
         "kind": "acceptance",
@@ -96,8 +103,16 @@ def acceptance(workload: str, limit: int | None, without: tuple[str, ...], out: 
         raise SystemExit(1)
 
 
-def _folder(heads: str) -> Path:
-    """Where the heads' files lie: a folder here, else the shelf."""
-    from specdeft.content import content_dir
+def _warn_of_another_template(heads: "DraftHeads", tokenizer: Any) -> None:
+    """Heads know the template that their data was written in; under another one they guess worse."""
+    from specdeft.heads.model import template_sha256
+    from specdeft.train.chat import find_template
 
-    return Path(heads) if Path(heads).is_dir() else content_dir("heads") / heads
+    trained, ours = heads.config.chat_template_sha256, template_sha256(find_template(tokenizer))
+    if trained is not None and trained != ours:
+        got = "has none" if ours is None else f"has {ours[:16]}..."
+        warnings.warn(
+            f"these heads were trained with another chat template (sha256 {trained[:16]}..., the tokenizer {got}): "
+            "output stays exact, acceptance may be lower",
+            stacklevel=2,
+        )

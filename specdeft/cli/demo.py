@@ -93,10 +93,14 @@ def _say(line: str) -> None:
 
 
 def _lines(figures: dict[str, Any]) -> list[str]:
+    from specdeft.evaluate.near_tie import MAX_ULPS
+
     if figures["equal"]:
         verdict = "the two texts are the same, token for token"
     elif figures["near_tie"]:
-        verdict = "the two texts part where two tokens tie to within the dtype's rounding"
+        verdict = (
+            f"the two texts part at a near-tie: two logits within {MAX_ULPS} units in the last place of the larger one"
+        )
     else:
         verdict = "THE TWO TEXTS DIFFER: please report this"
     return [

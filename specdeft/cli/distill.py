@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
-from specdeft.cli.options import json_option, model_options
+from specdeft.cli.options import chat_template_option, json_option, model_options, set_chat_template
 
 
 @click.command(short_help="Let the model write training data for its heads.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The .npz file to write.")
 @model_options
+@chat_template_option
 @click.option("--turns", type=click.IntRange(min=1), default=10_000, show_default=True, help="User turns to sample.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds for the whole command.")
 @click.option("--max-turn-tokens", type=click.IntRange(min=1), default=128, show_default=True)
@@ -22,7 +23,7 @@ from specdeft.cli.options import json_option, model_options
 @click.option("--slots", type=click.IntRange(min=1), help="Rows decoded at once. Default: what fits.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @json_option
-def distill(out: Path, as_json: bool, **given: Any) -> None:
+def distill(out: Path, chat_template: Path | None, as_json: bool, **given: Any) -> None:
     """Sample user turns from the chat template's own beginning, answer each greedily, keep the token ids.
 
     \b
@@ -32,6 +33,7 @@ def distill(out: Path, as_json: bool, **given: Any) -> None:
     from specdeft.train import distill as write_data
 
     model, tokenizer = load_model(given.pop("model"), dtype=given.pop("dtype"), device=given.pop("device"))
+    set_chat_template(tokenizer, chat_template)
     data = write_data(model, tokenizer, **given)
     data.save(out)
     if as_json:

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from specdeft.cli.options import drafting_options, heads_for, json_option, model_options
+from specdeft.cli.options import (
+    chat_template_option,
+    drafting_options,
+    heads_for,
+    json_option,
+    model_options,
+    set_chat_template,
+)
 
 
 @click.command(short_help="Generate text for a prompt.")
@@ -30,7 +37,7 @@ from specdeft.cli.options import drafting_options, heads_for, json_option, model
 @click.option("--seed", type=int, help="The same seed gives the same text, whatever the tree.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End after this text. May be given more than once.")
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
-@click.option("--chat-template", type=click.Path(path_type=Path), help="A Jinja file to use as the chat template.")
+@chat_template_option
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands, without the chat template.")
 @click.option("--file", "prompts", type=click.Path(path_type=Path), help="Prompts from a JSONL workload; JSONL out.")
 @json_option
@@ -56,8 +63,7 @@ def generate(prompt: str | None, prompts: Path | None, as_json: bool, **given: A
 
     loaded = specdeft.DraftHeads.from_pretrained(heads)
     model, tokenizer = specdeft.load_model(given["model"], dtype=given["dtype"], device=given["device"])
-    if given["chat_template"]:
-        tokenizer.chat_template = given["chat_template"].read_text(encoding="utf-8")
+    set_chat_template(tokenizer, given["chat_template"])
     options = {
         "tokenizer": tokenizer,
         "tree": given["tree"],

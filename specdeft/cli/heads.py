@@ -1,4 +1,4 @@
-"""`specdeft heads`: what is on the shelf, and what one set of heads says of itself."""
+"""`specdeft heads`: what is on the shelf, what one set of heads says of itself, and measuring it again."""
 
 import dataclasses
 import json
@@ -7,16 +7,18 @@ from typing import Any
 
 import click
 
+from specdeft.cli.folders import heads_folder
 from specdeft.cli.options import json_option, model_options
 
 
-@click.group(short_help="List and describe draft heads.")
+@click.group(short_help="List, describe and calibrate draft heads.")
 def heads() -> None:
-    """List and describe draft heads.
+    """List and describe draft heads; measure heads again on held-out rows.
 
     \b
     specdeft heads ls
     specdeft heads show smollm2-135m-instruct-medusa
+    specdeft heads calibrate my-heads --data data.npz --held-out 100
     """
 
 
@@ -65,10 +67,10 @@ def show(heads: str, as_json: bool) -> None:
         return
     for key, value in facts.items():
         click.echo(f"{key:21} {value}")
-    card = _card(heads)
-    if card:
+    card = heads_folder(heads) / "README.md"
+    if card.is_file():
         click.echo()
-        click.echo(card.strip())
+        click.echo(card.read_text(encoding="utf-8").strip())
 
 
 @heads.command("calibrate", short_help="Measure heads again on held-out rows.")
@@ -83,24 +85,13 @@ def calibrate(heads: Path, data: Path, held_out: int, seed: int, **given: Any) -
     \b
     specdeft heads calibrate my-heads --data data.npz --held-out 100
     """
-    from specdeft.cli.train import calibrate as measure
+    from specdeft.cli.measured import calibrate as measure
+    from specdeft.cli.measured import split_rows
     from specdeft.heads import DraftHeads
     from specdeft.models import load_model
-    from specdeft.train import TokenData
-    from specdeft.train.loops import cut_loops
 
-    _, unseen = cut_loops(TokenData.load(data))[0].split(held_out, seed=seed)
+    unseen = split_rows(data, held_out, seed).unseen
     model, _ = load_model(given["model"], dtype=given["dtype"], device=given["device"])
     loaded = DraftHeads.from_pretrained(heads, device=model.device)
     for top, shares in measure(model, loaded, unseen, heads).items():
         click.echo(f"{top:6} " + "  ".join(f"{share:.3f}" for share in shares))
-
-
-def _card(name_or_path: str) -> str | None:
-    """The README beside the heads, if they lie in a folder here or on the shelf."""
-    from specdeft.content import content_dir
-
-    for folder in (Path(name_or_path), content_dir("heads") / name_or_path):
-        if (folder / "README.md").is_file():
-            return (folder / "README.md").read_text(encoding="utf-8")
-    return None

@@ -1,6 +1,7 @@
 """Options that several commands share, and how their text becomes values. Imports nothing heavy."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -11,7 +12,7 @@ HEADS = "smollm2-135m-instruct-medusa"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class TreeChoice(click.ParamType[Any]):
+class TreeChoice(click.ParamType):
     """auto, a shipped name, a number of nodes, or a path ending in .json."""
 
     name = "tree"
@@ -21,7 +22,7 @@ class TreeChoice(click.ParamType[Any]):
         return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-class ChunkSize(click.ParamType[Any]):
+class ChunkSize(click.ParamType):
     """auto or a number of rows."""
 
     name = "rows"
@@ -57,6 +58,18 @@ def drafting_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def chat_template_option(command: Command) -> Command:
+    """--chat-template, a file that exists; `set_chat_template` takes it from there."""
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option("--chat-template", type=file, help="A Jinja file to use as the chat template.")(command)
+
+
+def set_chat_template(tokenizer: Any, file: Path | None) -> None:
+    """Give `tokenizer` the template in `file`; None leaves it as it is."""
+    if file is not None:
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
 
 
 def json_option(command: Command) -> Command:

@@ -1,4 +1,4 @@
-"""`specdeft trees`: what is on the shelf, and a drawing of one tree."""
+"""`specdeft trees`: what is on the shelf, a drawing of one tree, and the search for trees that fit measured heads."""
 
 import json
 from pathlib import Path
@@ -6,19 +6,23 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specdeft.cli.folders import heads_folder
 from specdeft.cli.options import json_option
 
 if TYPE_CHECKING:
     from specdeft.trees import Tree
 
+SIZES = "8,16,32,48,64,96,128,192,256"
 
-@click.group(short_help="List and draw tree topologies.")
+
+@click.group(short_help="List, draw and search tree topologies.")
 def trees() -> None:
-    """List and draw tree topologies.
+    """List and draw tree topologies; search for those that fit measured heads best.
 
     \b
     specdeft trees ls --max-depth 4
     specdeft trees show medusa-63
+    specdeft trees search my-heads --name my-trees
     """
 
 
@@ -87,7 +91,7 @@ def show(tree: str, ranks: str | None, svg: Path | None, as_json: bool) -> None:
 
 @trees.command("search", short_help="Build the best trees from measured acceptance.")
 @click.argument("heads")
-@click.option("--sizes", default="32,48,64,96,128,192,256", show_default=True, help="Nodes per tree, root included.")
+@click.option("--sizes", default=SIZES, show_default=True, help="Nodes per tree, root included.")
 @click.option("--name", required=True, help="Family name: the tree of 64 nodes is called NAME-64.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("."), help="Folder for the files. Default: here.")
 def search(heads: str, sizes: str, name: str, out: Path) -> None:
@@ -95,13 +99,15 @@ def search(heads: str, sizes: str, name: str, out: Path) -> None:
 
     \b
     specdeft trees search heads/smollm2-135m-instruct-medusa --name smollm2-135m-instruct-medusa --out trees
+
+    Any command takes such a file by its path: --tree NAME-64.json. `trees` in the heads' config.json names the family
+    that --tree auto (tree="auto") and a number of nodes choose from.
     """
-    from specdeft.content import content_dir
     from specdeft.errors import SpecdeftError
     from specdeft.evaluate.calibration import Calibration
     from specdeft.trees import best_family, save_family
 
-    folder = Path(heads) if Path(heads).is_dir() else content_dir("heads") / heads
+    folder = heads_folder(heads)
     calibration = Calibration.load(folder)
     if calibration is None:
         raise SpecdeftError(f"{folder} has no calibration.json: specdeft train writes it beside the heads")

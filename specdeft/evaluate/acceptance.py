@@ -57,8 +57,8 @@ def run(
     `in_float32` gives the same weights in float32, should a 16-bit text part from the plain one.
 
     `records` is a JSONL file that each record is appended to; items that it already holds are not run again, provided
-    that it was written with the same settings (SpecdeftError otherwise). An item that fails is recorded with its error
-    and the run goes on: nothing is skipped in silence.
+    that it was written with the same settings (SpecdeftError otherwise). An item that fails, drafting or being compared
+    with plain decoding, is recorded with its error alone and the run goes on: nothing is skipped in silence.
     """
     done = finished(records, asdict(settings))
     if any(item.id not in done for item in items):  # first calls compile kernels and fill caches: not part of a speed
@@ -83,17 +83,33 @@ def _measure(
     settings: Settings,
     in_float32: Callable[[], Any],
 ) -> Record:
-    record: Record = {"id": item.id, "category": item.category}
+    name: Record = {"id": item.id, "category": item.category}
     prompt = _prompt(item, tokenizer)
-    options: dict[str, Any] = {"tree": tree, "chunk_size": settings.chunk_size}
+    # what fails is recorded and counted; the next item may well succeed
     try:
-        began = time.perf_counter()
-        result = generate(model, heads, prompt, tokenizer=tokenizer, max_new_tokens=settings.max_new_tokens, **options)
-        seconds = time.perf_counter() - began
-    except Exception as error:  # recorded and counted; the next item may well succeed
-        return record | {"error": _explain(error, tree, settings)}
+        ids, record = _drafted(model, tokenizer, heads, tree, prompt, settings)
+    except Exception as error:
+        smaller = f"a tree of {max(tree.size // 2, 1)} nodes, or a smaller --max-new-tokens"
+        return name | {"error": _explain(error, tree, settings, smaller)}
+    if not settings.check_lossless:
+        return name | record
+    try:
+        return name | record | _compared(model, tokenizer, prompt, ids, settings, in_float32)
+    except Exception as error:
+        smaller = "a smaller --max-new-tokens, or no --check-lossless"
+        return name | {"error": f"compared with plain decoding: {_explain(error, tree, settings, smaller)}"}
+
+
+def _drafted(
+    model: Any, tokenizer: Any, heads: Any, tree: Tree, prompt: Any, settings: Settings
+) -> tuple[list[int], Record]:
+    """(new ids, what was counted)."""
+    options: dict[str, Any] = {"tree": tree, "chunk_size": settings.chunk_size}
+    began = time.perf_counter()
+    result = generate(model, heads, prompt, tokenizer=tokenizer, max_new_tokens=settings.max_new_tokens, **options)
+    seconds = time.perf_counter() - began
     stats = result.stats
-    record |= {
+    return result.token_ids, {
         "tokens": len(result.token_ids),
         "passes": stats.steps,
         "accepted": stats.accepted,
@@ -102,13 +118,22 @@ def _measure(
         "seconds": seconds,
         "ms": {phase: getattr(stats, f"{phase}_ms") for phase in ("prefill", "draft", "verify", "accept", "commit")},
     }
-    if settings.check_lossless:
-        bos = getattr(tokenizer, "bos_token_id", None)
-        [ids], _ = read_prompts(prompt, tokenizer, bos, model.get_output_embeddings().weight.shape[0])
-        plain = plain_generate(model, ids, settings.max_new_tokens)
-        record |= {"plain_tokens": len(plain.token_ids), "plain_seconds": plain.seconds}
-        record |= compare(model, in_float32, ids, result.token_ids, plain.token_ids)
-    return record
+
+
+def _compared(
+    model: Any,
+    tokenizer: Any,
+    prompt: Any,
+    ours: Sequence[int],
+    settings: Settings,
+    in_float32: Callable[[], Any],
+) -> Record:
+    """The same prompt by plain decoding: its size, its time, whether the texts are the same."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    [ids], _ = read_prompts(prompt, tokenizer, bos, model.get_output_embeddings().weight.shape[0])
+    plain = plain_generate(model, ids, settings.max_new_tokens)
+    measured = {"plain_tokens": len(plain.token_ids), "plain_seconds": plain.seconds}
+    return measured | compare(model, in_float32, ids, ours, plain.token_ids)
 
 
 def _prompt(item: Item, tokenizer: Any) -> Any:
@@ -126,13 +151,10 @@ def _describe(record: Record) -> str:
     return f"{record['tokens']} tokens in {record['passes']} passes, tau {tau:.2f}{same}"
 
 
-def _explain(error: Exception, tree: Tree, settings: Settings) -> str:
+def _explain(error: Exception, tree: Tree, settings: Settings, smaller: str) -> str:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return (
-            f"out of memory with a tree of {tree.size} nodes and {settings.max_new_tokens} new tokens. "
-            f"Try a tree of {max(tree.size // 2, 1)} nodes, or a smaller --max-new-tokens"
-        )
+        return f"out of memory with a tree of {tree.size} nodes and {settings.max_new_tokens} new tokens. Try {smaller}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

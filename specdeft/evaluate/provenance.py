@@ -57,7 +57,7 @@ def command() -> str:
 def _commit() -> str | None:
     """Commit of the checkout that the package runs from, with + where files differ from it.
 
-    A copy without history (a compute node, a container) may be told its commit by $SPECDEFT_COMMIT; else None.
+    A copy without history may be told its commit by $SPECDEFT_COMMIT; else None.
     """
     if told := os.environ.get("SPECDEFT_COMMIT"):
         return told

@@ -52,10 +52,10 @@ def generate(
 ) -> Any:
     """Generate by verifying drafted token trees. What comes out is what the model alone would have said.
 
-    With "greedy", token for token what `model.generate(do_sample=False)` says in float32; in bfloat16 and float16 a
-    difference can appear only where two candidates are closer than the dtype's rounding. With "sample", the model's own
-    (processed) distribution, exactly; a seed need not give plain sampling's draw, but gives the same text for every
-    tree and every batch. "typical" is Medusa's LOSSY rule.
+    With "greedy", token for token what `model.generate(do_sample=False)` says in float32; in bfloat16 and float16 texts
+    may part where two candidates are a few units in the last place apart. With "sample", the model's own (processed)
+    distribution, exactly; a seed need not give plain sampling's draw, but gives the same text for every tree and every
+    batch. "typical" is Medusa's LOSSY rule.
 
     Args:
         model: a loaded transformers causal LM in eval mode, or a name or folder for `load_model`.
@@ -195,7 +195,9 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
         tokenizer = tokenizer or own
     if not isinstance(model, PreTrainedModel):
         raise SpecdeftError(f"model must be a transformers causal LM or a name, got {type(model).__name__}.")
-    heads = DraftHeads.from_pretrained(a["heads"]) if isinstance(a["heads"], str) else a["heads"]
+    heads = a["heads"]
+    if isinstance(heads, str):
+        heads = DraftHeads.from_pretrained(heads, device=model.get_input_embeddings().weight.device)
     if not isinstance(heads, DraftHeads):
         raise SpecdeftError(f"heads must be DraftHeads or a name, got {type(heads).__name__}.")
     check_kind(model)
@@ -206,7 +208,7 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
     bos = getattr(tokenizer, "bos_token_id", None)
     bos = model.generation_config.bos_token_id if bos is None else bos
     prompts, batch = read_prompts(a["prompt"], tokenizer, bos, vocab_size)
-    seeds = [0] * len(prompts) if greedy else seeds_of(a["seed"], len(prompts))
+    seeds = [None] * len(prompts) if greedy else seeds_of(a["seed"], len(prompts))
     settings = resolve(
         model,
         prompts,

@@ -25,15 +25,17 @@ from specdeft.trees import Tree
 class Row:
     """Host-side record of one sequence: its tokens so far and why it ended."""
 
-    def __init__(self, prompt: Sequence[int], settings: RowSettings, seed: int) -> None:
+    def __init__(self, prompt: Sequence[int], settings: RowSettings, seed: int | None) -> None:
         self.prompt, self.settings = list(prompt), settings
         self.new: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: str | None = None
         self.stats = Stats()
         # one uniform per emitted token, drawn ahead: the text for a seed depends neither on the tree nor on neighbours
-        generator = torch.Generator().manual_seed(seed)
-        self.uniforms = torch.rand(settings.max_new_tokens, generator=generator, dtype=torch.float64)
+        self.uniforms = torch.zeros(1, dtype=torch.float64)
+        if seed is not None:
+            generator = torch.Generator().manual_seed(seed)
+            self.uniforms = torch.rand(settings.max_new_tokens, generator=generator, dtype=torch.float64)
 
     @property
     def remaining(self) -> int:
@@ -75,12 +77,14 @@ class Decoder:
     ) -> None:
         self.target, self.heads, self.tree, self.rows = target, heads, tree, rows
         self.acceptance, self.want_logprobs = acceptance, want_logprobs
-        self.pick = greedy if acceptance == "greedy" else sample
+        self.context_free = all(row.settings.context_free for row in rows)  # processors may run on the whole batch
         device = target.device
         longest = max(len(row.prompt) + row.settings.max_new_tokens for row in rows)
         self.cache = target.new_cache(len(rows), longest + tree.size)
         # all rows share one generation config, hence one EOS list
         self.eos = torch.tensor(rows[0].settings.eos, dtype=torch.int64, device=device)
+        self.budget = torch.tensor([row.settings.max_new_tokens for row in rows], device=device)  # 0 once ended
+        self.emitted = torch.zeros_like(self.budget)
         self.uniforms = torch.nn.utils.rnn.pad_sequence([row.uniforms for row in rows], batch_first=True).to(device)
         self.clock = Clock(device)
         self.token = torch.zeros(len(rows), dtype=torch.int64, device=device)
@@ -118,8 +122,10 @@ class Decoder:
         clock, cache = self.clock, self.cache
         clock.start()
         tree = self.tree.truncated(max(row.remaining for row in self.rows) - 1)  # deeper nodes could not be emitted
-        draft = self.heads.propose(self.hidden, self.target.lm_head, max(1, tree.width))
-        tokens = fill(tree, self.token, draft.ids)  # [B, N]
+        tokens = self.token[:, None]  # [B, 1]
+        if tree.size > 1:
+            draft = self.heads.propose(self.hidden, self.target.lm_head, tree.width)
+            tokens = fill(tree, self.token, draft.ids)  # [B, N]
         clock.done("draft")
         logits, hiddens = self.target.verify(tokens, tree, cache)  # [B, N, V], [B, N, H]
         clock.done("verify")
@@ -133,7 +139,7 @@ class Decoder:
 
     def accept(self, logits: Tensor, tokens: Tensor, tree: Tree) -> Verdict:
         """Decide which nodes the model agrees with, by this decoder's rule."""
-        remaining = torch.tensor([row.remaining for row in self.rows], device=logits.device)
+        remaining = (self.budget - self.emitted).clamp(min=0)
         if self.acceptance == "typical":
             scores = self.node_scores(logits, tokens, tree)
             drawn = self.draw_everywhere(scores, tree)
@@ -142,7 +148,8 @@ class Decoder:
         chosen: list[list[int]] = [[] for _ in self.rows]
 
         def choose(here: Tensor, level: int, alive: Tensor) -> Tensor:
-            token = self.pick(self.process(here, chosen, alive), self.uniform(level))
+            scores = self.process(here, chosen, alive)
+            token = greedy(scores) if self.acceptance == "greedy" else sample(scores, self.uniform(level))
             if not self.context_free:  # processors will want to see what was chosen
                 for b, chosen_token in enumerate(token.tolist()):
                     chosen[b].append(chosen_token)
@@ -151,18 +158,15 @@ class Decoder:
         children = tree_tensors(tree, logits.device).children
         return walk(choose, logits, tokens, children, tree.max_depth + 1, remaining, self.eos, self.want_logprobs)
 
-    @property
-    def context_free(self) -> bool:
-        """Whether logits may be processed for the whole batch at once, without the tokens so far."""
-        return all(row.settings.context_free for row in self.rows)
-
     def uniform(self, level: int) -> Tensor:
         """The uniform [B] of the token that comes `level` tokens after those already emitted."""
-        index = torch.tensor([len(row.new) + level for row in self.rows], device=self.uniforms.device)
-        return self.uniforms.gather(1, index.clamp(max=self.uniforms.shape[1] - 1)[:, None])[:, 0]
+        index = (self.emitted + level).clamp(max=self.uniforms.shape[1] - 1)
+        return self.uniforms.gather(1, index[:, None])[:, 0]
 
     def process(self, scores: Tensor, chosen: list[list[int]], alive: Tensor) -> Tensor:
         """Apply each row's logits processors to its scores [B, V]; `chosen` follows the tokens emitted so far."""
+        if not any(row.settings.processors for row in self.rows):
+            return scores
         if self.context_free:
             nothing = torch.zeros(len(scores), 0, dtype=torch.int64, device=scores.device)
             processed: Tensor = self.rows[0].settings.processors(nothing, scores.clone())
@@ -200,9 +204,10 @@ class Decoder:
         """Read the verdict back (the step's one synchronisation) and let every row take its tokens."""
         packed = torch.cat([verdict.count[:, None], verdict.drafted[:, None], verdict.emitted], dim=1).tolist()
         logprobs = verdict.logprobs.tolist() if verdict.logprobs is not None else [[]] * len(self.rows)
+        self.emitted += verdict.count
         self.clock.read()
         gained: list[list[int]] = []
-        for row, (count, drafted, *emitted), scores in zip(self.rows, packed, logprobs, strict=True):
+        for b, (row, (count, drafted, *emitted), scores) in enumerate(zip(self.rows, packed, logprobs, strict=True)):
             if not row.remaining:
                 gained.append([])
                 continue
@@ -213,12 +218,11 @@ class Decoder:
                 )
             taken = row.take(emitted[:count], scores, self.target.device)
             stats = row.stats
-            stats.tokens += taken
             stats.tokens_per_step.append(taken)
             if not first:
-                stats.steps += 1
-                stats.accepted += min(drafted, taken)
                 for depth in range(min(drafted, taken)):
                     stats.accepted_per_depth[depth] += 1
+            if row.finish_reason:
+                self.budget[b] = 0
             gained.append(row.new[len(row.new) - taken :])
         return gained

@@ -15,19 +15,14 @@ class Stats:
     """Counters of one sequence; in a batch the times are the whole batch's (its sequences decode together).
 
     Attributes:
-        tokens: tokens returned. Always equals sum(tokens_per_step).
-        steps: verify passes this sequence took part in.
-        accepted: drafted tokens that were returned (nothing after an EOS, a stop or the length limit counts).
         accepted_per_depth: [d - 1] = verify passes in which the drafted token at depth d was returned.
         tokens_per_step: tokens each pass returned; the first entry is prefill's one token.
         tree: name and size of the tree, and why it was chosen.
         prefill_ms .. commit_ms: time per phase, milliseconds, summed over steps.
+        decode_seconds: wall time of this sequence's steps, prefill apart.
     """
 
     tree: str = ""
-    tokens: int = 0
-    steps: int = 0
-    accepted: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
     tokens_per_step: list[int] = field(default_factory=list)
     prefill_ms: float = 0.0
@@ -36,6 +31,21 @@ class Stats:
     accept_ms: float = 0.0
     commit_ms: float = 0.0
     decode_seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens returned."""
+        return sum(self.tokens_per_step)
+
+    @property
+    def steps(self) -> int:
+        """Verify passes this sequence took part in."""
+        return max(0, len(self.tokens_per_step) - 1)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that were returned; nothing after an EOS, a stop or the length limit counts."""
+        return sum(self.accepted_per_depth)
 
     @property
     def tau(self) -> float:
@@ -49,7 +59,8 @@ class Stats:
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON, the derived figures included."""
-        return {**self.__dict__, "tau": self.tau, "tokens_per_second": self.tokens_per_second}
+        derived = ("tokens", "steps", "accepted", "tau", "tokens_per_second")
+        return {**{name: getattr(self, name) for name in derived}, **self.__dict__}
 
 
 @dataclass

@@ -83,7 +83,9 @@ def resolve(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        config, unused = model._prepare_generation_config(generation_config, do_sample=do_sample, **given)
+        asked = copy.deepcopy(generation_config) if generation_config is not None else GenerationConfig()
+        unused = asked.update(do_sample=do_sample, **given)
+        config, _ = model._prepare_generation_config(asked)
     if unused:
         raise TypeError(f"generation options {sorted(unused)} are not part of transformers' GenerationConfig.")
     _check_mode(config)

@@ -6,6 +6,7 @@ registered with it, so transformers builds no mask: what a row may see is decide
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,12 +96,15 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
     with _LOCKS_LOCK:
         lock = _LOCKS.setdefault(model, threading.RLock())
     with lock:
-        configs = list({id(c): c for c in (model.config, model.config.get_text_config(decoder=True))}.values())
-        before = [config._attn_implementation for config in configs]
+        config = model.config.get_text_config(decoder=True)  # the one that decoder layers read
+        before = config._attn_implementation
         try:
-            for config in configs:
-                config._attn_implementation = name
+            config._attn_implementation = name
             yield
         finally:
-            for config, own in zip(configs, before, strict=True):
-                config._attn_implementation = own
+            config._attn_implementation = before
+
+
+def cache_argument(model: nn.Module) -> str:
+    """What the model's forward calls its cache: transformers renamed `past_key_values` to `cache` after 5.17."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,12 @@ from transformers import AttentionInterface, Cache, PreTrainedModel
 
 from specdeft.cache import PlaneShape
 from specdeft.errors import SpecdeftError
-from specdeft.target.hook import attention_of
+from specdeft.target.hook import attention_of, cache_argument
+
+Layers = list[tuple[PlaneShape, PlaneShape]]
 
 _PROBE = "specdeft_probe"
+_KNOWN: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, str], Layers]] = WeakKeyDictionary()
 _FEATURES = {  # what attention modules may hand over besides q, k and v, and we would have to apply
     "s_aux": "attention sinks",
     "sinks": "attention sinks",
@@ -26,7 +30,7 @@ _FEATURES = {  # what attention modules may hand over besides q, k and v, and we
     "indices": "sparse attention indices",
     "block_indices": "sparse attention indices",
 }
-_UNSUPPORTED_LAYERS = ("linear_attention", "chunked_attention", "mamba", "conv", "recurrent", "hybrid")
+_SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass
@@ -89,23 +93,36 @@ def check_kind(model: PreTrainedModel) -> None:
         raise SpecdeftError(f"{name} is an encoder-decoder model; specdeft decodes causal (decoder-only) models.")
     if model.get_output_embeddings() is None:
         raise SpecdeftError(f"{name} has no language-model head; load it with AutoModelForCausalLM.")
-    kinds = [kind for kind in (getattr(config, "layer_types", None) or []) if kind.startswith(_UNSUPPORTED_LAYERS)]
-    if getattr(model, "_is_stateful", False) or kinds:
-        what = f"layers of type {sorted(set(kinds))}" if kinds else "a recurrent state"
+    odd = set(getattr(config, "layer_types", None) or ()) - _SUPPORTED_LAYERS
+    if getattr(model, "_is_stateful", False) or odd:
+        what = f"layers of type {', '.join(sorted(odd))}" if odd else "a recurrent state"
         raise SpecdeftError(f"{name} has {what}; specdeft needs full or sliding-window attention in every layer.")
     if model.training:
         raise SpecdeftError(f"{name} is in training mode, where dropout changes its output. Call model.eval() first.")
 
 
-def probe(model: PreTrainedModel, cache_argument: str) -> list[tuple[PlaneShape, PlaneShape]]:
-    """Per layer the shapes of its key and value planes. Raises SpecdeftError when the model cannot be driven."""
+def probe(model: PreTrainedModel) -> Layers:
+    """Per layer the shapes of its key and value planes; looked at once per model, dtype and place.
+
+    Raises:
+        SpecdeftError: the model cannot be driven.
+    """
     check_kind(model)
+    weight = model.get_input_embeddings().weight
+    key = (weight.dtype, str(weight.device))
+    known = _KNOWN.setdefault(model, {})
+    if key not in known:
+        known[key] = _look(model)
+    return known[key]
+
+
+def _look(model: PreTrainedModel) -> Layers:
     name, record, cache = type(model).__name__, _Record(), _ProbeCache()
     device = model.get_input_embeddings().weight.device
     if device.type == "meta":
         raise SpecdeftError(f"{name} has weights on the meta device; load them before generating.")
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    passed: dict[str, Any] = {cache_argument: cache, "specdeft_pass": record}
+    passed: dict[str, Any] = {cache_argument(model): cache, "specdeft_pass": record}
     try:
         with torch.inference_mode(), attention_of(model, _PROBE):
             model(input_ids=token, position_ids=token, use_cache=True, logits_to_keep=1, **passed)

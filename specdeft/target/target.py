@@ -7,7 +7,6 @@ enters its output embedding, i.e. after the final norm.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 from specdeft.attention import make_plan
 from specdeft.cache import SlotCache
 from specdeft.errors import SpecdeftError
-from specdeft.target.hook import NAME, Prefill, Verify, attention_of
+from specdeft.target.hook import NAME, Prefill, Verify, attention_of, cache_argument
 from specdeft.target.probe import probe
 from specdeft.trees import Tree
 
@@ -39,9 +38,8 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, chunk_size: int | str = "auto") -> None:
         self.model, self.chunk_size = model, chunk_size
-        # transformers renamed `past_key_values` to `cache` after 5.17
-        self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        self._layers = probe(model, self._cache_argument)
+        self._cache_argument = cache_argument(model)
+        self._layers = probe(model)
         positions = max_positions_of(model)
         self._last_position = None if positions is None else positions - 1
         self._rope_switch = longrope_switch(model.config.get_text_config(decoder=True))

@@ -1,11 +1,10 @@
 """The frozen base model as training sees it: token ids in, last hidden states out.
 
-The one place that knows how transformers releases spell a cache argument. Knows nothing of heads or losses.
+Knows nothing of heads or losses.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from specdeft.errors import SpecdeftError
+from specdeft.target import cache_argument
 
 
 def trunk(model: nn.Module) -> nn.Module:
@@ -36,8 +36,7 @@ def hidden_states(model: nn.Module, ids: torch.Tensor, cache: Any = None, **kwar
     """ids [B, T] -> hidden [B, T, H] after the final norm; without a mask, so pad on the right only."""
     inner = trunk(model)
     if cache is not None:
-        known = inspect.signature(inner.forward).parameters
-        kwargs["cache" if "cache" in known else "past_key_values"] = cache
+        kwargs[cache_argument(inner)] = cache
     return inner(input_ids=ids, use_cache=cache is not None, **kwargs).last_hidden_state
 
 

@@ -5,11 +5,11 @@ Never invents a template and never adds special tokens beyond the template's own
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 from specdeft.errors import SpecdeftError
+from specdeft.heads.model import template_sha256
 
 MARK = "SPECDEFTUSERTURN"
 
@@ -20,18 +20,24 @@ class ChatFormat:
 
     user_prefix: tuple[int, ...]
     stop_ids: tuple[int, ...]
-    template_sha256: str
+    template_sha256: str | None
 
 
-def template_text(tokenizer: Any) -> str:
-    """The tokenizer's chat template; SpecdeftError with both ways out when there is none."""
+def find_template(tokenizer: Any) -> str | None:
+    """The tokenizer's chat template, of several the default one; None for none."""
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
         template = template.get("default")
-    if not template:
+    return template or None
+
+
+def template_text(tokenizer: Any) -> str:
+    """The tokenizer's chat template; SpecdeftError with the way out when there is none."""
+    template = find_template(tokenizer)
+    if template is None:
         raise SpecdeftError(
             f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} has no chat template: "
-            "set tokenizer.chat_template (--chat-template FILE), or use data of raw text"
+            "set tokenizer.chat_template, on the command line with --chat-template FILE"
         )
     return template
 
@@ -78,7 +84,7 @@ def chat_format(tokenizer: Any, eos_ids: tuple[int, ...] = ()) -> ChatFormat:
     prefix = tuple(encode_rendered(tokenizer, before))
     if not prefix:
         raise SpecdeftError("the chat template puts nothing before a user's words, so no turn can be sampled from it")
-    return ChatFormat(prefix, tuple(sorted(stops)), hashlib.sha256(template.encode()).hexdigest())
+    return ChatFormat(prefix, tuple(sorted(stops)), template_sha256(template))
 
 
 def end_ids(model: Any) -> tuple[int, ...]:

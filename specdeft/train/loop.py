@@ -18,9 +18,10 @@ from torch.nn.utils import clip_grad_norm_
 from specdeft.errors import SpecdeftError
 from specdeft.heads import files
 from specdeft.heads.fingerprint import fingerprint
-from specdeft.heads.model import DraftHeads
+from specdeft.heads.model import DraftHeads, template_sha256
 from specdeft.train.base import final_logits, frozen, hidden_states, output_layer
 from specdeft.train.batches import Batch, batches, make_batch, trainable
+from specdeft.train.chat import find_template
 from specdeft.train.data import TokenData
 from specdeft.train.losses import Pairs, chunk_terms, depth_losses
 from specdeft.train.measure import depth_accuracy
@@ -67,16 +68,16 @@ def train(
     optimiser in float32. `chunk` bounds the target positions whose logits exist at once. `compile` runs the loss
     through torch.compile. The model's weights are not changed.
 
-    Raises SpecdeftError when the data has no trainable token, is of another vocabulary or another template than the
-    tokenizer's, and at the first loss that is not finite; `out` then holds the last good heads.
+    Raises SpecdeftError when the data has no trainable token, is of another vocabulary or other weights than the
+    model's or of another chat template than the tokenizer's (not checked without a tokenizer), and at the first loss
+    that is not finite; `out` then holds the last good heads.
     """
     log = log or (lambda line: print(line, file=sys.stderr, flush=True))
-    _check_data(model, data)
-    template = getattr(tokenizer, "chat_template", None)
+    _check_data(model, tokenizer, data)
     if heads is None:
         heads = DraftHeads.for_model(
             model, num_heads=num_heads, num_layers=num_layers, lm_head=lm_head,
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=find_template(tokenizer),
         )  # fmt: skip
     heads.check_fits(model)
     heads = heads.float().train()
@@ -144,7 +145,7 @@ def schedule(progress: float) -> float:
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + float(np.cos(np.pi * min(progress, 1.0))))
 
 
-def _check_data(model: Any, data: TokenData) -> None:
+def _check_data(model: Any, tokenizer: Any, data: TokenData) -> None:
     data.check("training data", model.config.get_text_config().vocab_size)
     if int(trainable(data).sum()) == 0:
         raise SpecdeftError(
@@ -154,6 +155,13 @@ def _check_data(model: Any, data: TokenData) -> None:
     found = data.manifest.get("fingerprint")
     if found is not None and found != (ours := fingerprint(model)):
         raise SpecdeftError(f"the data was distilled from other weights (fingerprint {found}, this model has {ours})")
+    wanted, got = data.manifest.get("chat_template_sha256"), template_sha256(find_template(tokenizer))
+    if tokenizer is not None and wanted is not None and wanted != got:
+        raise SpecdeftError(
+            f"the data was distilled with another chat template: expected the one with sha256 {wanted[:16]}..., the "
+            f"tokenizer has {'none' if got is None else f'{got[:16]}...'}. Set the template that distill was given "
+            "(--chat-template FILE), or distill again"
+        )
 
 
 def _stopped(

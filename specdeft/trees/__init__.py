@@ -1,4 +1,7 @@
-"""Token trees: their shape, the shipped ones, the search for good ones, drawing. Needs neither torch nor numpy."""
+"""Token trees: their shape, the shipped ones, the search for good ones, drawing.
+
+Importing it loads neither torch nor numpy.
+"""
 
 from specdeft.trees.library import KnownTree, describe, known_trees, save_family
 from specdeft.trees.search import best_family, counts_from_ranks, expected_tau

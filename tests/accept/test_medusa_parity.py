@@ -96,7 +96,7 @@ def test_verdicts_agree_with_medusa(medusa: ModuleType, temperature: float) -> N
             verdict = typical(logits / temperature, tokens, tree.parents, tree.depths, drawn, room, NO_EOS)
         else:
             children = tree_tensors(tree, torch.device("cpu")).children
-            verdict = walk(lambda s, level, alive: greedy(s, s), logits, tokens, children, 4, room, NO_EOS)
+            verdict = walk(lambda s, level, alive: greedy(s), logits, tokens, children, 4, room, NO_EOS)
         assert int(verdict.drafted) == int(length)
         assert verdict.path[0, : int(length) + 1].tolist() == paths[best, : int(length) + 1].tolist()
         accepted += int(length)

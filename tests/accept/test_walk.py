@@ -21,7 +21,7 @@ def greedy_walk(tree: Tree, tokens: list[int], says: list[int], remaining: int =
     logits = torch.zeros(1, tree.size, 10)
     logits[0, torch.arange(tree.size), torch.tensor(says)] = 1.0
     return walk(
-        lambda scores, level, alive: greedy(scores, scores[:, 0]),
+        lambda scores, level, alive: greedy(scores),
         logits,
         torch.tensor([tokens]),
         tree_tensors(tree, CPU).children,

@@ -73,7 +73,7 @@ WRONG = [
     (["abc", "--dtype", "int3"], "expected one of float32"),
     (["abc", "--device", "abacus"], "expected cpu, cuda"),
     (["--file", "nowhere.jsonl"], "no workload nowhere.jsonl"),
-    (["abc", "--chat-template", "nowhere.jinja"], "no such file: nowhere.jinja"),
+    (["abc", "--chat-template", "nowhere.jinja"], "File 'nowhere.jinja' does not exist"),
 ]
 
 

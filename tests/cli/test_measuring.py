@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from specdeft.evaluate.calibration import Calibration
 from specdeft.evaluate.report import table
-from tests.cli.conftest import Saved, run
+from specdeft.heads.model import template_sha256
+from tests.cli.conftest import TEMPLATE, Saved, run
 
 PROMPTS = "".join(
     json.dumps({"id": f"{category}-{text}", "category": category, "turns": [text]}) + "\n"
@@ -102,6 +104,45 @@ def test_a_prompt_that_fails_is_counted_and_the_others_are_measured(
     again = run(*acceptance, "--out", tmp_path / "out", "--json")
     assert again.exit_code == 0
     assert json.loads(again.stdout)["summary"]["n_ok"] == 4
+
+
+@pytest.mark.parametrize("half", ["plain_generate", "compare"])
+def test_a_comparison_that_fails_is_that_prompts_error_and_the_run_goes_on(
+    acceptance: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half: str
+) -> None:
+    import torch
+
+    from specdeft.evaluate import acceptance as module
+
+    real, calls = getattr(module, half), []
+
+    def third_runs_out_of_memory(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 4:  # the first is the warm-up
+            raise torch.OutOfMemoryError("no memory")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, half, third_runs_out_of_memory)
+    out = run(*acceptance, "--check-lossless", "--out", tmp_path / "out", "--json")
+    assert out.exit_code == 1
+    summary = json.loads(out.stdout)["summary"]
+    assert (summary["n_ok"], summary["n_failed"], summary["equal"], summary["tokens"]) == (3, 1, 3, 36)
+    records = [json.loads(line) for line in (tmp_path / "out" / "records.jsonl").read_text().splitlines()]
+    assert set(records[3]) == {"id", "category", "error"}
+    assert records[3]["error"].startswith("compared with plain decoding: out of memory with a tree of 3 nodes")
+
+
+def test_heads_of_another_chat_template_are_warned_about_once(
+    saved: Saved, acceptance: list[str], tmp_path: Path
+) -> None:
+    for template, warnings in ((TEMPLATE, 0), ("{{ messages }}", 1)):
+        changed = tmp_path / f"heads-{warnings}"
+        shutil.copytree(saved.heads, changed)
+        config = json.loads((changed / "config.json").read_text())
+        (changed / "config.json").write_text(json.dumps(config | {"chat_template_sha256": template_sha256(template)}))
+        out = run(*acceptance, "--heads", changed)
+        assert out.exit_code == 0, out.output
+        assert out.stderr.count("Warning: these heads were trained with another chat template") == warnings
 
 
 def test_calibration_beside_the_heads_foretells_tau(saved: Saved, acceptance: list[str]) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from specdeft.cli.measured import calibrate, split_rows
 from specdeft.evaluate.calibration import Calibration
+from specdeft.heads import DraftHeads
+from specdeft.heads.model import template_sha256
 from specdeft.train.data import pack
-from tests.cli.conftest import Saved, run
+from tests.cli.conftest import TEMPLATE, Saved, run
+from tests.tiny import tiny
+from tests.toy_tokenizer import toy_tokenizer
 
 
 def test_trained_heads_come_with_recipe_and_calibration_and_generate(saved: Saved, tmp_path: Path) -> None:
@@ -43,11 +50,47 @@ def test_missing_data_is_one_line_and_exit_code_2(saved: Saved, tmp_path: Path) 
 
 
 def test_a_model_without_a_chat_template_cannot_distill_and_says_so(saved: Saved, tmp_path: Path) -> None:
-    from tests.tiny import tiny
-    from tests.toy_tokenizer import toy_tokenizer
-
     tiny(vocab_size=48).save_pretrained(tmp_path / "model")
     toy_tokenizer(adds_bos=True, chat_template=None, size=48).save_pretrained(tmp_path / "model")
     out = run("distill", "--out", tmp_path / "data.npz", "--model", tmp_path / "model", "--device", "cpu")
     assert out.exit_code == 2
     assert "no chat template" in out.stderr
+    assert "--chat-template FILE" in out.stderr
+
+
+def test_a_chat_template_from_a_file_is_the_one_that_training_then_asks_for(saved: Saved, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("own. " + TEMPLATE)
+    distilled = run(
+        "distill", "--out", tmp_path / "data.npz", "--model", saved.model, "--device", "cpu", "--turns", 8,
+        "--max-turn-tokens", 40, "--max-new-tokens", 8, "--slots", 4, "--chat-template", tmp_path / "own.jinja",
+        "--json", "--temperature", 2,
+    )  # fmt: skip
+    assert distilled.exit_code == 0, distilled.output
+    assert json.loads(distilled.stdout)["chat_template_sha256"] == template_sha256("own. " + TEMPLATE)
+    training = [
+        "train", "--data", tmp_path / "data.npz", "--out", tmp_path / "heads", "--model", saved.model,
+        "--device", "cpu", "--num-heads", 2, "--epochs", 1, "--batch-tokens", 64, "--held-out", 2,
+    ]  # fmt: skip
+    refused = run(*training)
+    assert refused.exit_code == 2
+    assert "distilled with another chat template" in refused.stderr
+    accepted = run(*training, "--chat-template", tmp_path / "own.jinja")
+    assert accepted.exit_code == 0, accepted.output
+    config = json.loads((tmp_path / "heads" / "config.json").read_text())
+    assert config["chat_template_sha256"] == template_sha256("own. " + TEMPLATE)
+
+
+def test_calibrating_again_counts_the_same_rows_and_gives_the_model_back_as_it_was(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(rng.integers(2, 17, 5).tolist(), rng.integers(2, 17, 12).tolist()) for _ in range(12)]
+    pack(rows, 17, {}).save(tmp_path / "data.npz")
+    model = copy.deepcopy(tiny()).to(torch.bfloat16)
+    model.model.rotary_emb.inv_freq = tiny().model.rotary_emb.inv_freq.clone()  # float32, as a loaded model has it
+    before = {name: value.clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
+    split = split_rows(tmp_path / "data.npz", 3, seed=0)
+    assert (len(split.seen), len(split.unseen)) == (9, 3)
+    calibrate(model, DraftHeads.for_model(tiny(), num_heads=2), split.unseen, tmp_path)
+    after = dict((*model.named_parameters(), *model.named_buffers()))
+    assert after.keys() == before.keys()
+    assert all(after[name].dtype == value.dtype and torch.equal(after[name], value) for name, value in before.items())
+    assert after["model.rotary_emb.inv_freq"].dtype == torch.float32

@@ -31,8 +31,10 @@ def test_a_template_without_bos_gives_what_transformers_gives():
     assert encode_turn(tokenizer, "hi") == wanted
 
 
-def test_no_template_is_an_error_with_both_ways_out():
-    with pytest.raises(SpecdeftError, match=r"--chat-template.*raw text"):
+def test_no_template_is_an_error_with_the_way_out():
+    with pytest.raises(
+        SpecdeftError, match=r"has no chat template: set tokenizer\.chat_template, .*--chat-template FILE"
+    ):
         chat_format(toy_tokenizer(True, None))
 
 

@@ -1,6 +1,7 @@
 """The loss is the loss, the offsets are right, and the base model stays as it was."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,13 @@ import torch
 
 from specdeft.errors import SpecdeftError
 from specdeft.heads import DraftHeads
+from specdeft.heads.model import template_sha256
 from specdeft.train import TokenData, accuracy, measure_ranks, train
 from specdeft.train.base import hidden_states, output_layer
 from specdeft.train.data import pack
 from specdeft.train.losses import Pairs, depth_losses
 from tests.tiny import VOCAB, tiny
+from tests.toy_tokenizer import toy_tokenizer
 
 # chunk_terms works in float32, the plain formula here in float64.
 CLOSE = 1e-5
@@ -140,3 +143,17 @@ def test_training_data_comes_back_and_damage_is_named(tmp_path):
         TokenData.load(tmp_path / "d.npz")
     with pytest.raises(SpecdeftError, match="vocabulary of 9"):
         data.check("d", 9)
+
+
+def test_data_of_another_chat_template_is_refused_and_of_the_same_is_not():
+    data = cycles()
+    made = replace(data, manifest=data.manifest | {"chat_template_sha256": template_sha256("{{ messages }}")})
+    short = {"num_heads": 2, "epochs": 1, "batch_tokens": 60, "log": quiet}
+    for template, got in (("{{ other }}", template_sha256("{{ other }}")[:16]), (None, "none")):
+        with pytest.raises(
+            SpecdeftError, match=rf"another chat template: expected .* the tokenizer has {got}.*distill"
+        ):
+            train(tiny(), toy_tokenizer(False, template), made, **short)
+    heads = train(tiny(), toy_tokenizer(False, "{{ messages }}"), made, **short)
+    assert heads.config.chat_template_sha256 == made.manifest["chat_template_sha256"]
+    train(tiny(), toy_tokenizer(False, "{{ other }}"), data, **short)  # the data names no template

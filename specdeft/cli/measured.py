@@ -1,0 +1,72 @@
+"""Held-out rows and what heads make of them: shared by the commands that train heads and that measure them again.
+
+Knows no options and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdeft.heads import DraftHeads
+    from specdeft.train import TokenData
+
+MEASURED_POSITIONS = 200_000  # enough for three digits of the rarest path in a tree of 256
+HELD_OUT_SHARE = 20  # one row in so many, unless a number is given
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to train on, rows held out, and how many looped tokens were left out of both."""
+
+    seen: TokenData
+    unseen: TokenData
+    looped: int
+
+
+def split_rows(file: Path, held_out: int | None, seed: int) -> Split:
+    """The rows of a file from `specdeft distill`; the same file, number and seed hold out the same rows.
+
+    Raises SpecdeftError when the file is no training data, ValueError when fewer than `held_out` + 1 rows are in it.
+    """
+    from specdeft.train import TokenData
+    from specdeft.train.loops import cut_loops
+
+    rows, looped = cut_loops(TokenData.load(file))
+    seen, unseen = rows.split(held_out or max(len(rows) // HELD_OUT_SHARE, 1), seed=seed)
+    return Split(seen, unseen, looped)
+
+
+def calibrate(model: Any, heads: DraftHeads, unseen: TokenData, out: Path) -> dict[str, list[float]]:
+    """Measure heads on held-out rows: writes calibration.json to `out`, returns top-k accuracy per depth.
+
+    The model runs in float32 meanwhile: in 16 bits many logits are equal, and a rank among equals says nothing.
+    """
+    from specdeft.evaluate.calibration import Calibration
+    from specdeft.train import accuracy, measure_ranks
+
+    with in_float32(model):
+        ranks, step = measure_ranks(model, heads, unseen, max_positions=MEASURED_POSITIONS)
+    source = f"passes on {len(unseen)} held-out self-distilled answers, {len(ranks)} positions"
+    Calibration.from_ranks(ranks, step, source).save(out)
+    return {f"top{top}": shares for top, shares in accuracy(ranks).items()}
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """The model in float32 inside the block, and after it every weight in its own dtype with its own bits."""
+    weights = [(weight, weight.dtype) for weight in model.parameters()]
+    # Buffers are kept, not cast back: rotary frequencies are float32 also in a 16-bit model.
+    buffers = [(part, name, kept) for part in model.modules() for name, kept in part.named_buffers(recurse=False)]
+    model.float()
+    try:
+        yield
+    finally:
+        for weight, dtype in weights:
+            weight.data = weight.data.to(dtype)
+        for part, name, kept in buffers:
+            setattr(part, name, kept)
