@@ -60,11 +60,6 @@ class SlotCache(Cache):
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=flat[0].device)
         self._rows = torch.zeros(batch, 0, dtype=torch.int64)
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes held by all planes; constant for the life of the cache."""
-        return sum(group.numel() * group.element_size() for group in self._groups)
-
     def row(self, index: int) -> SlotCache:
         """The cache of sequence `index` alone, sharing storage with this one (used to prefill rows one by one)."""
         view = object.__new__(SlotCache)
@@ -99,11 +94,14 @@ class SlotCache(Cache):
         return plane
 
     def commit(self, path: Tensor, count: Tensor) -> None:
-        """Keep the accepted rows: scratch row `path[b, j]` becomes committed row L_b + j, for j < count[b]; L += count.
+        """Keep the accepted rows: scratch row `path[b, j]` becomes committed row L_b + j for j < count[b]; L += count.
+
+        All rows are read before any is written, so a path may descend in any order.
 
         Args:
-            path: node ids [B, A], root first. Entries from count[b] on must be `j` itself (they move nothing).
-            count: accepted nodes per sequence [B]; 0 leaves a finished sequence as it is.
+            path: node ids [B, A] int64 on the device of `lengths`, root first. Entries from count[b] on must be `j`
+                itself (they move nothing). L_b + A may not exceed the slots; this is not checked, as L is on the device.
+            count: accepted nodes per sequence [B] int64; 0 leaves a finished sequence as it is.
         """
         source = self.lengths[:, None] + path  # [B, A]
         target = self.lengths[:, None] + torch.arange(path.shape[1], device=path.device)

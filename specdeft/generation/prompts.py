@@ -75,7 +75,7 @@ def _ids_of(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]
     if isinstance(prompt, str):
         if tokenizer is None:
             raise SpecdeftError("a text prompt needs a tokenizer: pass tokenizer=, or give token ids.")
-        return _plain(tokenizer(prompt)["input_ids"])
+        return _plain(tokenizer(_valid(prompt))["input_ids"])
     if isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
         return chat_ids(tokenizer, prompt)
     nested = _batch_of(prompt)
@@ -99,7 +99,16 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Any])
             "pass --chat-template on the command line, or give plain text instead of messages."
         )
     text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    return _plain(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return _plain(tokenizer(_valid(text), add_special_tokens=False)["input_ids"])
+
+
+def _valid(text: str) -> str:
+    """`text`, unless it holds what no UTF-8 can: half of a surrogate pair, as wrongly decoded input has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt is no valid text at character {error.start}; give it as UTF-8.") from error
+    return text
 
 
 def _checked(ids: list[int], what: str, bos: int | None, vocab_size: int) -> list[int]:

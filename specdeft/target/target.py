@@ -95,9 +95,10 @@ class Target:
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: SlotCache) -> tuple[Tensor, Tensor]:
-        """Run a prompt [T] into an empty one-sequence cache, in chunks.
+        """Run a prompt [T] (int64, at least one token) into an empty one-sequence cache, in chunks.
 
-        Returns the last position's logits [V] (float32) and hidden state [H]; no other position's logits are computed.
+        Returns the last position's logits [V] (float32) and hidden state [H] (the model's dtype); no other position's
+        logits are computed.
         """
         logits = hidden = torch.empty(0)
         size = self._prefill_chunk or len(ids)
@@ -111,10 +112,11 @@ class Target:
 
     @torch.inference_mode()
     def verify(self, tokens: Tensor, tree: Tree, cache: SlotCache) -> tuple[Tensor, Tensor]:
-        """Score a filled tree [B, N] behind each sequence's committed rows, in one pass.
+        """Score a filled tree [B, N] (int64) behind each sequence's committed rows, in one pass.
 
         Node i stands at position L + depth[i]. Its keys and values go to scratch row L + i; nothing is committed.
-        Returns logits [B, N, V] (float32) and hidden states [B, N, H].
+        Returns logits [B, N, V] (float32) and hidden states [B, N, H] (the model's dtype). The cache must have N free
+        slots behind every sequence.
         """
         plan = make_plan(tree, cache.lengths, self.chunk_size)
         cache.place(tree.size)

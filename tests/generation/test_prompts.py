@@ -81,3 +81,10 @@ def test_other_types_are_refused(prompt: object) -> None:
 def test_text_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(specdeft.SpecdeftError, match="tokenizer"):
         read("hello")
+
+
+def test_text_that_was_decoded_wrongly_is_refused() -> None:
+    tokenizer = toy_tokenizer(adds_bos=False, chat_template=TEMPLATE)
+    for prompt in ("ab\udcff", [{"role": "user", "content": "ab\udcff"}]):
+        with pytest.raises(ValueError, match=r"no valid text at character \d+; give it as UTF-8"):
+            read(prompt, tokenizer)
