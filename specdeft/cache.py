@@ -100,7 +100,7 @@ class SlotCache(Cache):
 
         Args:
             path: node ids [B, A] int64 on the device of `lengths`, root first. Entries from count[b] on must be `j`
-                itself (they move nothing). L_b + A may not exceed the slots; this is not checked, as L is on the device.
+                itself (they move nothing). L_b + A may not exceed the slots; unchecked, since L is on the device.
             count: accepted nodes per sequence [B] int64; 0 leaves a finished sequence as it is.
         """
         source = self.lengths[:, None] + path  # [B, A]
