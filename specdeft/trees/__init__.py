@@ -3,8 +3,8 @@
 Importing it loads neither torch nor numpy.
 """
 
-from specdeft.trees.shelf import KnownTree, describe, known_trees, save_family
 from specdeft.trees.search import best_family, counts_from_ranks, expected_tau
+from specdeft.trees.shelf import KnownTree, describe, known_trees, save_family
 from specdeft.trees.show import draw_text
 from specdeft.trees.svg import draw_svg
 from specdeft.trees.topology import Tree
