@@ -20,10 +20,10 @@ ALPHA = 0.3  # and posterior_alpha
 _ENTROPY_FLOOR = 1e-5  # inside medusa-llm's logarithm; kept so that verdicts agree
 
 
-def typical_threshold(probs: Tensor, epsilon: float = EPSILON, alpha: float = ALPHA) -> Tensor:
+def typical_threshold(probs: Tensor) -> Tensor:
     """The probability a drafted token must exceed, [...], for the model's distributions probs [..., V]."""
     entropy = -(probs * (probs + _ENTROPY_FLOOR).log()).sum(dim=-1)
-    return (alpha * (-entropy).exp()).clamp(max=epsilon)
+    return (ALPHA * (-entropy).exp()).clamp(max=EPSILON)
 
 
 def typical(

@@ -126,6 +126,8 @@ def _look(model: PreTrainedModel) -> Layers:
     try:
         with torch.inference_mode(), attention_of(model, _PROBE):
             model(input_ids=token, position_ids=token, use_cache=True, logits_to_keep=1, **passed)
+    except torch.OutOfMemoryError:  # a RuntimeError that says nothing about the model's kind
+        raise
     except (TypeError, AttributeError, NotImplementedError, IndexError, RuntimeError) as error:
         raise SpecdeftError(f"{name} cannot be driven through transformers' attention interface: {error}") from error
     layers = model.config.get_text_config(decoder=True).num_hidden_layers

@@ -199,3 +199,18 @@ def test_threads_over_one_model_take_turns() -> None:
         assert all(run.result().token_ids == truth for run in runs)
     assert model.config._attn_implementation == before
     assert plain(model, ids, 12) == truth
+
+
+def test_running_out_of_memory_is_not_mistaken_for_a_model_that_cannot_be_driven() -> None:
+    model = tiny(seed=9)
+
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    handle = model.model.layers[0].register_forward_pre_hook(no_memory)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            Target(model)
+    finally:
+        handle.remove()
+    Target(model)  # and the failed look was not remembered
