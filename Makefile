@@ -1,4 +1,4 @@
-# make demo | test | check | gpu | readme | wheel | env | clean
+# make demo | test | check | gpu | memcheck | readme | wheel | env | clean
 # PYTHON is the interpreter that creates .venv (any of 3.10 to 3.13); everything else runs in .venv.
 
 PYTHON ?= python3
@@ -8,9 +8,11 @@ READY  := $(VENV)/.ready
 TABLES := README.md $(wildcard heads/*/README.md)
 # two processes of one thread each: most tests are many tiny tensors, which more threads only slow down
 TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# most of the time goes into compiling kernels, which several processes do at once
+GPU_JOBS ?= 8
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test check gpu readme wheel env clean
+.PHONY: demo test check gpu memcheck readme wheel env clean
 
 demo: $(READY)
 	@$(BIN)/specdeft demo
@@ -28,7 +30,10 @@ check: $(READY)
 
 # On a CUDA machine, with the interpreter and packages that are there: no environment is made.
 gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu
+	$(PYTHON) -m pytest -n $(GPU_JOBS) -m gpu tests/gpu
+
+memcheck:
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -m memcheck tests/gpu
 
 readme: $(READY)
 	$(BIN)/python -m specdeft.evaluate.report --write $(TABLES)

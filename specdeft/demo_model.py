@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from specdeft.content import cache_dir
 from specdeft.errors import SpecdeftError
 
 NAME = "smollm2-135m-instruct"
@@ -31,13 +32,6 @@ MAX_LENGTH = 8192  # positions the model was trained with
 
 MANIFEST = "manifest.json"
 LAYOUT = 1  # raise it when the kept files change: an older cache is then rebuilt
-
-
-def cache_dir() -> Path:
-    """`$SPECDEFT_CACHE`, else `$XDG_CACHE_HOME/specdeft`, else `~/.cache/specdeft`. Not created here."""
-    if path := os.environ.get("SPECDEFT_CACHE"):
-        return Path(path).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdeft"
 
 
 def ensure(local_only: bool = False) -> Path:

@@ -6,22 +6,17 @@ models, caches or acceptance.
 
 from __future__ import annotations
 
-import warnings
-from functools import lru_cache
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from specdeft.attention import dense
-from specdeft.attention.checks import check_causal, check_heads, check_tree
+from specdeft.attention.checks import check_causal, check_heads, check_page_table, check_tree
+from specdeft.attention.operator import as_operator
+from specdeft.attention.paths import path_for
 from specdeft.attention.plan import Plan, check_chunk_size, make_plan
-from specdeft.attention.tiles import LARGEST_HEAD
 from specdeft.trees import Tree
 
-__all__ = ["Plan", "causal_attention", "check_chunk_size", "make_plan", "tree_attention"]
-
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+__all__ = ["Plan", "causal_attention", "check_chunk_size", "check_page_table", "make_plan", "tree_attention"]
 
 
 def tree_attention(
@@ -33,41 +28,55 @@ def tree_attention(
     scale: float | None = None,
     softcap: float | None = None,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of a token tree: every node sees the committed rows, its ancestors and itself.
+
+        tree = specdeft.Tree.load("medusa-63")
+        plan = make_plan(tree, lengths)                      # once per pass, for all layers
+        out = specdeft.tree_attention(q, k, v, plan)         # [B, Hq, N, D]
+
+    Under torch.compile it is the operator `torch.ops.specdeft.tree_attention` (pass a plan there, not a tree).
 
     Args:
         q: queries of the tree's nodes, [B, Hq, N, D]; Hq is a multiple of Hkv (grouped heads are neighbours).
         k, v: [B, Hkv, S, D], the dtype and device of q. Rows 0..L_b-1 of sequence b are committed, rows
-            L_b..L_b+N-1 are the tree's own, in node order; rows behind them are ignored.
+            L_b..L_b+N-1 are the tree's own, in node order; rows behind them are ignored. With a plan that has a page
+            table: pools of pages, [pages, P, Hkv, D], any page size P.
         tree: a plan of `make_plan(tree, lengths)`, which serves all layers of a pass; or the tree alone, whose rows are
             then the last N of every sequence (L = S - N).
         scale: factor on q.k, before the cap; 1/sqrt(D) if None.
         softcap: scores s become softcap * tanh(s / softcap), as in Gemma 2; None for no cap.
         window: a key at position p is visible at position q if q - p < window, positions being r for committed row r
             and L_b + depth[i] for node i; None for no window.
+        sinks: [Hq], a logit per query head that takes part in every softmax and has no value, as in gpt-oss.
 
     Returns:
         [B, Hq, N, D] in q's dtype. No gradient: this is for decoding.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit each other or the plan. Whether L_b + N rows fit into S
-            can be checked only while lengths live on the CPU.
+        ValueError: shapes, dtypes or devices that do not fit each other or the plan. Whether L_b + N rows fit into S,
+            and whether pages exist, is checked while lengths live on the CPU; on a GPU `check_page_table` asks, at the
+            price of waiting, and rows of pages that do not exist make the output NaN.
 
     Source: DeFT (arXiv 2404.00242); the tree mask is SpecInfer's (arXiv 2305.09781, section 4.2).
     """
-    check_heads(q, k, v, softcap, window)
     plan = tree if isinstance(tree, Plan) else _behind_everything(tree, k)
+    check_heads(q, k, v, softcap, window, sinks, paged=plan.page_table is not None)
     check_tree(q, k, plan)
     plan = plan.on(q.device)
     scale = q.shape[3] ** -0.5 if scale is None else scale
+    if torch.compiler.is_compiling():
+        return as_operator(q, k, v, plan, scale=scale, softcap=softcap, window=window, sinks=sinks)
     path = path_for(q.device.type, q.dtype, q.shape[3])
-    out: Tensor = path.tree_attention(q, k, v, plan, scale=scale, softcap=softcap, window=window)
+    out: Tensor = path.tree_attention(q, k, v, plan, scale=scale, softcap=softcap, window=window, sinks=sinks)
     return out
 
 
 def _behind_everything(tree: Tree, k: Tensor) -> Plan:
     """A plan for a tree whose rows end where k [B, Hkv, S, D] ends."""
+    if k.ndim != 4:
+        raise ValueError(f"k must be [B, heads, rows, D], got shape {list(k.shape)}")
     batch, slots = k.shape[0], k.shape[2]
     if slots < tree.size:
         raise ValueError(f"k and v hold {slots} rows, fewer than the tree's {tree.size} nodes.")
@@ -83,6 +92,7 @@ def causal_attention(
     scale: float,
     softcap: float | None = None,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of T new rows, each seeing every row up to itself: prefill, whole or in pieces.
 
@@ -90,7 +100,7 @@ def causal_attention(
         q: [B, Hq, T, D], at positions start..start+T-1 in every sequence.
         k, v: [B, Hkv, S, D]; rows 0..start+T-1 are read, the new ones included.
         start: rows that were there before.
-        scale, softcap, window: as in `tree_attention`.
+        scale, softcap, window, sinks: as in `tree_attention`.
 
     Returns:
         [B, Hq, T, D] in q's dtype.
@@ -98,29 +108,6 @@ def causal_attention(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit each other, or rows beyond S.
     """
-    check_heads(q, k, v, softcap, window)
+    check_heads(q, k, v, softcap, window, sinks)
     check_causal(q, k, start)
-    return dense.causal_attention(q, k, v, start, scale=scale, softcap=softcap, window=window)
-
-
-@lru_cache
-def path_for(device_type: str, dtype: torch.dtype, head_dim: int) -> ModuleType:
-    """The module whose `tree_attention` runs: the kernels on CUDA, plain torch elsewhere.
-
-    Where CUDA must do without kernels, one warning says why.
-    """
-    if device_type != "cuda":
-        return dense
-    if dtype not in KERNEL_DTYPES:
-        reason = f"No kernel takes {dtype}"
-    elif head_dim > LARGEST_HEAD:
-        reason = f"Head dim {head_dim} exceeds the kernels' {LARGEST_HEAD}"
-    else:
-        try:
-            from specdeft.attention import deft_flatten
-        except ImportError as error:
-            reason = f"Triton cannot be imported ({error})"
-        else:
-            return deft_flatten
-    warnings.warn(f"{reason}: tree attention runs in plain torch, slower, over every row of the cache.", stacklevel=3)
-    return dense
+    return dense.causal_attention(q, k, v, start, scale=scale, softcap=softcap, window=window, sinks=sinks)

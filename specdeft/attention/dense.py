@@ -1,7 +1,8 @@
 """Attention in plain torch: tree attention where there are no Triton kernels (any CPU), and causal prefill everywhere.
 
 The query heads of a kv head are packed as rows, so K and V are never repeated; scaled_dot_product_attention does the
-work unless scores are soft-capped, which it cannot do. Knows the plan; knows nothing of kernels or models.
+work unless scores are soft-capped or share with a sink, which it cannot do. Knows the plan; knows nothing of kernels or
+models.
 """
 
 from __future__ import annotations
@@ -15,20 +16,46 @@ from torch import Tensor
 from specdeft.attention.plan import Plan
 
 PREFILL_ROWS = 128  # query rows per masked pass: bounds the mask, and the keys scored in vain above the diagonal
-SCORES_AT_ONCE = 1 << 25  # soft-capped scores that exist at a time: 128 MiB of float32
+SCORES_AT_ONCE = 1 << 25  # soft-capped scores (or those beside a sink) that exist at a time: 128 MiB of float32
 
 
 def tree_attention(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, softcap: float | None, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    *,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Output [B, Hq, N, D] in q's dtype. Arguments as `specdeft.tree_attention`."""
     attend = by_sequence if q.device.type == "cpu" else by_slots
+    if plan.page_table is not None:
+        k, v = (unpaged(x, plan.page_table) for x in (k, v))
     packed = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, Hkv, G * N, D]
-    return attend(packed, k, v, plan, scale, softcap, window).reshape(q.shape)
+    if sinks is not None:
+        sinks = sinks.repeat_interleave(plan.size).reshape(k.shape[1], -1)  # [Hkv, G * N]
+    return attend(packed, k, v, plan, scale, softcap, window, sinks).reshape(q.shape)
+
+
+def unpaged(pool: Tensor, page_table: Tensor) -> Tensor:
+    """K or V [pages, P, Hkv, D] as every sequence's rows in order, [B, Hkv, S, D]: a copy."""
+    batch, pages = page_table.shape
+    rows = pool[page_table.clamp(0, pool.shape[0] - 1).long()]  # [B, pages, P, Hkv, D]
+    return rows.reshape(batch, pages * pool.shape[1], *pool.shape[2:]).transpose(1, 2)
 
 
 def by_sequence(
-    packed: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, softcap: float | None, window: int | None
+    packed: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Packed queries [B, Hkv, G * N, D], sequence by sequence, each over exactly the rows it has. Reads the lengths."""
     lengths = plan.lengths.tolist()
@@ -38,12 +65,19 @@ def by_sequence(
         first = 0 if window is None else max(0, length - window + 1)
         keys, values = (x[b : b + 1, :, first : length + plan.size] for x in (k, v))
         mask = _tree_mask(plan, lengths, length, window, group, packed.dtype)
-        out[b : b + 1] = _attend(packed[b : b + 1], keys, values, mask, scale, softcap)
+        out[b : b + 1] = _attend(packed[b : b + 1], keys, values, mask, scale, softcap, sinks)
     return out
 
 
 def by_slots(
-    packed: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, softcap: float | None, window: int | None
+    packed: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Packed queries [B, Hkv, G * N, D] over all S rows under a mask, which needs no look at the lengths.
 
@@ -52,11 +86,19 @@ def by_slots(
     slot = torch.arange(k.shape[2], device=k.device)
     visible = torch.stack([_visible(plan, length, slot, window) for length in plan.lengths])  # [B, N, S]
     mask = _additive(visible, packed.dtype).repeat(1, packed.shape[2] // plan.size, 1)
-    return _attend(packed, k, v, mask[:, None], scale, softcap)
+    return _attend(packed, k, v, mask[:, None], scale, softcap, sinks)
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, start: int, *, scale: float, softcap: float | None, window: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+    *,
+    scale: float,
+    softcap: float | None,
+    window: int | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Output [B, Hq, T, D] in q's dtype. Arguments as `specdeft.attention.causal_attention`.
 
@@ -66,11 +108,11 @@ def causal_attention(
     group, end = q_heads // kv_heads, start + rows
     grouped = q.reshape(batch * kv_heads, group, rows, head_dim)
     keys, values = (x[:, :, :end].reshape(batch * kv_heads, 1, end, head_dim) for x in (k, v))
-    if start == 0 and softcap is None and (window is None or window >= rows):
+    if start == 0 and softcap is None and sinks is None and (window is None or window >= rows):
         keys, values = (x.expand(-1, group, -1, -1) for x in (keys, values))  # no copy: the heads have stride 0
         return F.scaled_dot_product_attention(grouped, keys, values, is_causal=True, scale=scale).reshape(q.shape)
     block = PREFILL_ROWS
-    if softcap is not None:
+    if softcap is not None or sinks is not None:
         block = max(1, min(block, SCORES_AT_ONCE // (batch * q_heads * end)))
     out = torch.empty_like(grouped)
     position = torch.arange(end, device=q.device)
@@ -82,21 +124,37 @@ def causal_attention(
         visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         mask = _additive(visible, q.dtype).repeat(group, 1)
         packed = grouped[:, :, lo:hi].reshape(batch * kv_heads, 1, -1, head_dim)
-        part = _attend(packed, keys[:, :, seen], values[:, :, seen], mask, scale, softcap)
+        sink = None if sinks is None else sinks.view(kv_heads, group, 1).expand(-1, -1, hi - lo).reshape(kv_heads, -1)
+        sink = None if sink is None else sink.repeat(batch, 1)[:, None]  # [B * Hkv, 1, G * rows]
+        part = _attend(packed, keys[:, :, seen], values[:, :, seen], mask, scale, softcap, sink)
         out[:, :, lo:hi] = part.reshape(batch * kv_heads, group, hi - lo, head_dim)
     return out.reshape(q.shape)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    """Attention of q [.., rows, D] over k, v [.., keys, D] under an additive mask."""
-    if softcap is None:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of q [.., rows, D] over k, v [.., keys, D] under an additive mask; sinks broadcast to [.., rows]."""
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q.to(wide) * scale) @ k.to(wide).transpose(-1, -2)
-    scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
     if mask is not None:
         scores += mask
-    return (scores.softmax(dim=-1) @ v.to(wide)).to(q.dtype)
+    if sinks is not None:
+        column = sinks.to(wide).expand(scores.shape[:-1])[..., None]
+        weights = torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    return (weights @ v.to(wide)).to(q.dtype)
 
 
 def _tree_mask(

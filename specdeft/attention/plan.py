@@ -65,12 +65,15 @@ class Plan:
         lengths: committed rows L of each sequence, [B] int64 or int32: the cache's own, read where it lives.
         arrays: the tree, on the device of the lengths.
         chunk_size: most KV rows C of a chunk, or "auto".
+        page_table: where KV is paged, the pages of each sequence in order, [B, pages] int32; row r of a sequence is row
+            r % P of page page_table[b, r // P]. None where KV is contiguous.
         own_arrays: whether `arrays` belongs to this plan alone, so that `refill` may write to it.
     """
 
     lengths: Tensor
     arrays: TreeArrays
     chunk_size: int | str = "auto"
+    page_table: Tensor | None = None
     own_arrays: bool = False
     # dense masks that the layers of one pass share; only the dense path looks inside
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -95,7 +98,8 @@ class Plan:
         if device == self.lengths.device:
             return self
         copies = TreeArrays(*(tensor.to(device) for tensor in self.arrays.tensors()))
-        return replace(self, lengths=self.lengths.to(device), arrays=copies, own_arrays=True, memo={})
+        table = None if self.page_table is None else self.page_table.to(device)
+        return replace(self, lengths=self.lengths.to(device), arrays=copies, page_table=table, own_arrays=True, memo={})
 
     def with_own_arrays(self) -> Plan:
         """The plan with private copies of the tree's arrays, which `refill` may change under a captured CUDA graph."""
@@ -116,24 +120,37 @@ class Plan:
         self.memo.clear()
 
 
-def make_plan(tree: Tree, lengths: Tensor, chunk_size: int | str = "auto") -> Plan:
+def make_plan(tree: Tree, lengths: Tensor, chunk_size: int | str = "auto", page_table: Tensor | None = None) -> Plan:
     """Plan the attention of a verify pass. Reads nothing from the device.
 
     Args:
         tree: the token tree, the same for every sequence.
         lengths: committed rows of each sequence, [B] int64 or int32, on the layers' device. Kept, not copied: it may
             grow in place between passes.
-        chunk_size: most KV rows of a chunk, at least 16; or "auto", see `chunk_limits`.
+        chunk_size: most KV rows of a chunk, at least 16; or "auto": what was measured for this GPU and these shapes
+            (`chunk_table`), else by the rule of `chunk_limits`.
+        page_table: [B, pages] int32 on the same device if KV is paged, see `Plan`. Kept, not copied.
 
     Raises:
-        ValueError: lengths that are no [B] integers, or a chunk size that is neither.
+        ValueError: lengths that are no [B] integers, a chunk size that is neither, a table that is not [B, pages].
     """
     if lengths.ndim != 1 or lengths.dtype not in (torch.int64, torch.int32):
         raise ValueError(
             f"lengths must be [B], int64 or int32, got shape {list(lengths.shape)} and dtype {lengths.dtype}"
         )
     check_chunk_size(chunk_size)
-    return Plan(lengths, tree_arrays(tree, lengths.device), chunk_size)
+    if page_table is not None and (
+        page_table.ndim != 2
+        or page_table.shape[0] != lengths.shape[0]
+        or page_table.dtype != torch.int32
+        or page_table.device != lengths.device
+        or not page_table.is_contiguous()
+    ):
+        raise ValueError(
+            f"page_table must be [B = {lengths.shape[0]}, pages], int32, contiguous, on {lengths.device}; "
+            f"got shape {list(page_table.shape)}, {page_table.dtype}, on {page_table.device}"
+        )
+    return Plan(lengths, tree_arrays(tree, lengths.device), chunk_size, page_table)
 
 
 def check_chunk_size(chunk_size: int | str) -> None:
@@ -149,18 +166,20 @@ def check_chunk_size(chunk_size: int | str) -> None:
         )
 
 
-def chunk_limits(chunk_size: int | str, programs: int, processors: int) -> tuple[int, int]:
+def chunk_limits(chunk_size: int | str, programs: int, processors: int, least: int = AUTO_CHUNK) -> tuple[int, int]:
     """(rows per chunk, most chunks): chunks of that many rows, until there are so many that they must grow instead.
 
-    An explicit size is kept whatever the count. "auto" takes chunks of 256 rows until the launch fills the processor.
+    An explicit size is kept whatever the count. "auto" takes chunks of `least` rows until the launch fills the
+    processor.
 
     Args:
         programs: kernel programs per chunk, B * Hkv * blocks of query rows.
         processors: how many programs the device runs at once.
+        least: rows below which a chunk's work does not repay writing and merging its partial output.
     """
     if isinstance(chunk_size, int):
         return chunk_size, NO_LIMIT
-    return AUTO_CHUNK, max(1, processors // programs)
+    return least, max(1, processors // programs)
 
 
 def chunks(

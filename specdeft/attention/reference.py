@@ -44,6 +44,7 @@ def tree_attention(
     scale: float,
     softcap: float | None = None,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output [B, Hq, N, D] and lse_log2 [B, Hq, N] of each node's softmax, both float32 (float64 for float64 inputs).
 
@@ -54,6 +55,7 @@ def tree_attention(
         tree, lengths: the token tree; L_b, [B].
         scale: factor on q.k. softcap: scaled scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118,
             section 2). window: see `visible`.
+        sinks: one logit per query head, [Hq], that takes part in every softmax of the head and has no value (gpt-oss).
     """
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // k.shape[1]
@@ -64,6 +66,9 @@ def tree_attention(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~visible(tree, length, window).to(q.device), -math.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.to(dtype)[:, None, None].expand(-1, tree.size, 1)], dim=-1)
+            values = torch.cat([values, torch.zeros_like(values[:, :1])], dim=1)
         outputs.append(scores.softmax(dim=-1) @ values)
         lses.append(scores.logsumexp(dim=-1) / math.log(2))
     return torch.stack(outputs), torch.stack(lses)

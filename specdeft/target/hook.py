@@ -46,6 +46,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,  # attention sinks [Hq], as transformers calls them
     specdeft_pass: Prefill | Verify | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -57,10 +58,11 @@ def attend(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = layer_window(module) if sliding_window is None else sliding_window
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window, "sinks": s_aux}
     if isinstance(specdeft_pass, Prefill):
-        out = causal_attention(query, key, value, specdeft_pass.start, scale=scale, softcap=softcap, window=window)
+        out = causal_attention(query, key, value, specdeft_pass.start, **options)
     else:
-        out = tree_attention(query, key, value, specdeft_pass.plan, scale=scale, softcap=softcap, window=window)
+        out = tree_attention(query, key, value, specdeft_pass.plan, **options)
     return out.transpose(1, 2), None
 
 

@@ -67,6 +67,25 @@ def inputs(
     return Inputs(q, k, v, torch.tensor(lengths))
 
 
+def paged(x: Inputs, page: int, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """K, V as pools of shuffled pages [pages, page, Hkv, D], and the page table [B, pages of a sequence] int32.
+
+    Pages that no sequence owns hold NaN; the table names one of them behind each sequence's last page.
+    """
+    batch, heads, slots, head_dim = x.k.shape
+    count = -(-slots // page)
+    order = torch.randperm(batch * count + 2, generator=torch.Generator().manual_seed(seed))
+    table = torch.cat([order[:-2].view(batch, count), order[-1:].expand(batch, 1)], dim=1).to(torch.int32)
+    pools = []
+    for plane in (x.k, x.v):
+        pool = torch.full((len(order), page, heads, head_dim), torch.nan, dtype=plane.dtype)
+        rows = torch.full((batch, count * page, heads, head_dim), torch.nan, dtype=plane.dtype)
+        rows[:, :slots] = plane.transpose(1, 2)
+        pool[table[:, :-1].long()] = rows.view(batch, count, page, heads, head_dim)
+        pools.append(pool)
+    return pools[0], pools[1], table
+
+
 def pairwise(factors: dict[str, Sequence], affordable: Callable[[dict], bool] = lambda case: True) -> list[dict]:
     """Few cases in which every pair of values of any two factors meets at least once. Deterministic, greedy.
 

@@ -16,13 +16,14 @@ import pytest
 import torch
 
 KERNELS = "specdeft.attention.deft_flatten"
+PARTS = tuple(f"specdeft.attention.{name}" for name in ("deft_flatten", "merge", "partition"))  # they import triton
 
 # without triton (it exists for Linux only) there is no kernel to test
 collect_ignore = [] if importlib.util.find_spec("triton") else ["test_compiled.py", "test_kernels.py"]
 
 
 def _replaced(name: str) -> bool:
-    return name == KERNELS or (name.split(".")[0] == "triton" and not name.startswith("triton._C"))
+    return name in PARTS or (name.split(".")[0] == "triton" and not name.startswith("triton._C"))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def kernels() -> ModuleType:
     import specdeft.attention as package
 
     known = {name: sys.modules.pop(name) for name in list(sys.modules) if _replaced(name)}
-    attribute = vars(package).get("deft_flatten")
+    attributes = {name.rpartition(".")[2]: vars(package).get(name.rpartition(".")[2]) for name in PARTS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "TRITON_INTERPRET", "1")
         try:
@@ -40,10 +41,11 @@ def kernels() -> ModuleType:
             for name in filter(_replaced, list(sys.modules)):
                 del sys.modules[name]
             sys.modules.update(known)
-            if attribute is None:
-                vars(package).pop("deft_flatten", None)
-            else:
-                package.deft_flatten = attribute
+            for name, module in attributes.items():
+                if module is None:
+                    vars(package).pop(name, None)
+                else:
+                    setattr(package, name, module)
 
 
 @pytest.fixture

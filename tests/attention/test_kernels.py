@@ -8,12 +8,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from specdeft.attention import make_plan, reference
 from specdeft.attention.plan import chunks
 from specdeft.attention.tiles import plan_launch
 from specdeft.trees import Tree
-from tests.attention.cases import case_id, inputs, pairwise, random_tree
+from tests.attention.cases import case_id, inputs, paged, pairwise, random_tree
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -39,6 +41,9 @@ FACTORS = {
     ),
     "C": (16, 64, 200, "auto"),
     "ragged": (False, True),
+    "page": (None, 1, 16, 64, 128),
+    "mask": ("words", "intervals"),
+    "sinks": (False, True),
 }
 
 
@@ -52,10 +57,16 @@ def interpretable(case: dict) -> bool:
 CASES = pairwise(FACTORS, interpretable)
 
 
-def run(kernels, tree, x, chunk_size="auto", *, softcap=None, window=None):
-    plan = make_plan(tree, x.lengths, chunk_size)
+def run(kernels, tree, x, chunk_size="auto", *, softcap=None, window=None, sinks=None, page=None, mask="words"):
+    """Both stages, as `deft_flatten.tree_attention` calls them."""
+    k, v, table = x.k, x.v, None
+    if page is not None:
+        k, v, table = paged(x, page)
+    plan = make_plan(tree, x.lengths, chunk_size, table)
+    launch = plan_launch(x.q, k, plan, window)
     scale = x.q.shape[3] ** -0.5
-    return kernels.tree_attention(x.q, x.k, x.v, plan, scale=scale, softcap=softcap, window=window)
+    partial, lse_log2 = kernels.attend(x.q, k, v, plan, launch, scale=scale, softcap=softcap, mask=mask)
+    return kernels.merge(partial, lse_log2, plan, launch, x.q, sinks)
 
 
 def specified(tree, x, **options):
@@ -67,8 +78,9 @@ def test_kernels_equal_the_specification(kernels, case):
     tree = random_tree(case["N"])
     lengths = [case["L"], 17] if case["ragged"] else [case["L"]]
     x = inputs(lengths, case["N"], case["G"], case["D"], case["dtype"])
-    expected, _ = specified(tree, x, **case["options"])
-    out = run(kernels, tree, x, case["C"], **case["options"])
+    sinks = torch.linspace(-2, 5, case["G"]) if case["sinks"] else None
+    expected, _ = specified(tree, x, sinks=sinks, **case["options"])
+    out = run(kernels, tree, x, case["C"], sinks=sinks, page=case["page"], mask=case["mask"], **case["options"])
     assert out.dtype == case["dtype"]
     torch.testing.assert_close(out.float(), expected, rtol=0, atol=TOLERANCE[case["dtype"]])
 
@@ -87,7 +99,7 @@ def test_the_device_cuts_kv_as_the_plan_says(kernels, length, n, chunk_size, win
     tree, group = random_tree(n), 2
     x = inputs([length], n, group, 16, spare=90)
     plan = make_plan(tree, x.lengths, chunk_size)
-    launch = plan_launch(x.q, x.k, chunk_size, window)
+    launch = plan_launch(x.q, x.k, plan, window)
     _, lse_log2 = kernels.attend(x.q, x.k, x.v, plan, launch, scale=0.25, softcap=None)  # [1, N * G, splits]
     first = 0 if window is None else max(0, length - window + 1)
     cut = chunks(length, n, chunk_size, launch.tiles.block_n, first=first)
@@ -104,8 +116,8 @@ def test_the_device_cuts_kv_as_the_plan_says(kernels, length, n, chunk_size, win
 def test_partials_merge_to_the_lse_of_the_whole(kernels):
     tree = random_tree(33)
     x = inputs([150], 33, 3, 64)
-    launch = plan_launch(x.q, x.k, 64, None)
     plan = make_plan(tree, x.lengths, 64)
+    launch = plan_launch(x.q, x.k, plan, None)
     _, lse_log2 = kernels.attend(x.q, x.k, x.v, plan, launch, scale=0.125, softcap=None)
     count = len(chunks(150, 33, 64, launch.tiles.block_n))
     assert count > 1
@@ -117,9 +129,43 @@ def test_partials_merge_to_the_lse_of_the_whole(kernels):
 def test_more_chunks_than_stage_two_loads_at_once(kernels):
     tree = random_tree(5)
     x = inputs([400], 5, 2, 16)
-    launch = plan_launch(x.q, x.k, 16, None)
-    assert len(chunks(400, 5, 16, launch.tiles.block_n)) > kernels.MERGE_CHUNKS
+    launch = plan_launch(x.q, x.k, make_plan(tree, x.lengths, 16), None)
+    assert len(chunks(400, 5, 16, launch.tiles.block_n)) > 16  # merge.PARTIALS_AT_ONCE
     torch.testing.assert_close(run(kernels, tree, x, 16), specified(tree, x)[0], rtol=0, atol=TOLERANCE[torch.float32])
+
+
+@given(
+    data=st.data(),
+    n=st.integers(1, 70),
+    length=st.integers(0, 90),
+    page=st.sampled_from([None, 1, 16]),
+    mask=st.sampled_from(["words", "intervals"]),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_tree_at_any_length(kernels, data, n, length, page, mask):
+    parents = [-1] + [data.draw(st.integers(0, i - 1)) for i in range(1, n)]
+    tree = Tree(parents, [parents[:i].count(parent) for i, parent in enumerate(parents)])
+    x = inputs([length], n, 2, 16)
+    out = run(kernels, tree, x, 32, page=page, mask=mask)
+    torch.testing.assert_close(out, specified(tree, x)[0], rtol=0, atol=TOLERANCE[torch.float32])
+
+
+def test_both_masks_give_the_same_bits(kernels):
+    tree = random_tree(130)
+    x = inputs([70], 130, 1, 16)
+    assert torch.equal(run(kernels, tree, x, 64, mask="words"), run(kernels, tree, x, 64, mask="intervals"))
+
+
+@pytest.mark.parametrize("page", [-1, 40])
+def test_a_page_that_does_not_exist_shows_as_nan(kernels, page):
+    tree = random_tree(5)
+    x = inputs([60], 5, 1, 16)
+    k, v, table = paged(x, 16)
+    table[0, 1] = page
+    plan = make_plan(tree, x.lengths, "auto", table)
+    launch = plan_launch(x.q, k, plan, None)
+    partial, lse_log2 = kernels.attend(x.q, k, v, plan, launch, scale=0.25, softcap=None)
+    assert kernels.merge(partial, lse_log2, plan, launch, x.q, None).isnan().all()
 
 
 @pytest.mark.parametrize("chunk_size", [64, "auto"])
@@ -167,12 +213,12 @@ def test_one_launch_serves_growing_lengths_and_another_tree(kernels):
     trees = random_tree(20, seed=1), random_tree(20, seed=2)
     x = inputs([180], 20, 2, 16, behind=0.25)
     plan = make_plan(trees[0], x.lengths, 32).with_own_arrays()
-    launch = plan_launch(x.q, x.k, 32, None)
+    launch = plan_launch(x.q, x.k, plan, None)
     for tree, length in zip((*trees, trees[0]), (0, 100, 180), strict=True):
         x.lengths.fill_(length)
         plan.refill(tree)
         partial, lse_log2 = kernels.attend(x.q, x.k, x.v, plan, launch, scale=0.25, softcap=None)
-        out = kernels.merge(partial, lse_log2, plan, launch, x.q)
+        out = kernels.merge(partial, lse_log2, plan, launch, x.q, None)
         torch.testing.assert_close(out, specified(tree, x)[0], rtol=0, atol=TOLERANCE[torch.float32])
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdeft.attention.plan import chunks
+from specdeft.attention.plan import Plan, TreeArrays, chunks
 from specdeft.attention.tiles import LARGEST_HEAD, padded, pick_tiles, plan_launch
 
 # bytes of shared memory a program may have: sm_75, sm_86 and sm_89, sm_80, sm_90
@@ -44,7 +44,8 @@ def test_a_launch_has_room_for_the_chunks_of_every_length(data, n, slots, group,
     slots += n
     length = data.draw(st.integers(0, slots - n))
     q, k = torch.empty(1, 2 * group, n, 16, device="meta"), torch.empty(1, 2, slots, 16, device="meta")
-    launch = plan_launch(q, k, chunk_size, window)
+    plan = Plan(torch.empty(1, device="meta"), TreeArrays(*4 * [torch.empty(n, device="meta")]), chunk_size)
+    launch = plan_launch(q, k, plan, window)
     tile = launch.tiles.block_n
     splits, chunk_tiles, most, _ = launch.cut
     first = 0 if window is None else max(0, length - window + 1)

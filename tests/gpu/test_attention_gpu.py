@@ -7,9 +7,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specdeft.attention import causal_attention, deft_flatten, dense, make_plan, reference, tree_attention
+from specdeft.attention import (
+    causal_attention,
+    check_page_table,
+    deft_flatten,
+    dense,
+    make_plan,
+    reference,
+    tree_attention,
+)
+from specdeft.attention.tiles import plan_launch
 from specdeft.trees import Tree
-from tests.attention.cases import Inputs, case_id, inputs, pairwise, random_tree
+from tests.attention.cases import Inputs, case_id, inputs, paged, pairwise, random_tree
 
 pytestmark = pytest.mark.gpu
 
@@ -28,6 +37,8 @@ CASES = pairwise(
         "options": ({}, {"softcap": 5.0}, {"window": 100}, {"window": 3}, {"softcap": 50.0, "window": 40}),
         "C": (16, 64, 200, 1024, "auto"),
         "ragged": (False, True),
+        "page": (None, 1, 16, 64, 128),
+        "sinks": (False, True),
     },
     lambda case: case["N"] * (case["L"] + case["N"]) / (16 if case["C"] == 16 else 256) < 70_000,  # bounds partials
 )
@@ -39,6 +50,20 @@ def on_gpu(lengths, n, group, head_dim, dtype, **options) -> Inputs:
 
 def scale_of(x: Inputs) -> float:
     return x.q.shape[3] ** -0.5
+
+
+def paged_on_gpu(x: Inputs, page: int | None):
+    """K, V and the page table: x's own rows, or the same rows in pages of that many."""
+    if page is None:
+        return x.k, x.v, None
+    return tuple(t.to("cuda") for t in paged(x.to("cpu"), page))
+
+
+def takes_warpgroups(q, k, v, plan, window=None) -> bool:
+    """Whether `tree_attention` goes through the kernel that only Hopper runs."""
+    hopper = deft_flatten.hopper_kernel()
+    fits = hopper is not None and window is None and hopper.takes(q, k, v, plan, scale=q.shape[3] ** -0.5)
+    return fits and plan_launch(q, k, plan, window, warpgroups=True).warpgroups > 0
 
 
 def check(out, tree: Tree, x: Inputs, **options) -> None:
@@ -73,9 +98,101 @@ def test_kernels_equal_the_specification(case):
     tree = random_tree(case["N"])
     lengths = [case["L"], 17] if case["ragged"] else [case["L"]]
     x = on_gpu(lengths, case["N"], case["G"], case["D"], case["dtype"], kv_heads=2)
-    plan = make_plan(tree, x.lengths, case["C"])
-    out = tree_attention(x.q, x.k, x.v, plan, scale=scale_of(x), **case["options"])
-    check(out, tree, x, **case["options"])
+    k, v, table = paged_on_gpu(x, case["page"])
+    plan = make_plan(tree, x.lengths, case["C"], table)
+    sinks = torch.linspace(-2, 5, 2 * case["G"], device="cuda") if case["sinks"] else None
+    out = tree_attention(x.q, k, v, plan, scale=scale_of(x), sinks=sinks, **case["options"])
+    check(out, tree, x, sinks=sinks, **case["options"])
+
+
+HOPPER_CASES = pairwise(
+    {
+        "L": (0, 1, 63, 64, 127, 1000, 16000),
+        "N": (1, 5, 33, 64, 65, 257),
+        "G": (1, 3, 4, 7, 8),
+        "D": (64, 128),
+        "dtype": (torch.float16, torch.bfloat16),
+        "C": (128, 1024, "auto"),
+        "ragged": (False, True),
+        "page": (None, 16, 64, 128, 256),
+        "sinks": (False, True),
+        "spare": (7, 5000),  # slots decide between one and two warpgroups
+    }
+)
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="the kernel of Hopper GPUs")
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=case_id)
+def test_the_hopper_kernel_equals_the_specification(case):
+    tree = random_tree(case["N"])
+    lengths = [case["L"], 17] if case["ragged"] else [case["L"]]
+    x = on_gpu(lengths, case["N"], case["G"], case["D"], case["dtype"], kv_heads=2, spare=case["spare"])
+    k, v, table = paged_on_gpu(x, case["page"])
+    plan = make_plan(tree, x.lengths, case["C"], table)
+    assert takes_warpgroups(x.q, k, v, plan)
+    sinks = torch.linspace(-2, 5, 2 * case["G"], device="cuda") if case["sinks"] else None
+    out = tree_attention(x.q, k, v, plan, sinks=sinks)
+    check(out, tree, x, sinks=sinks)
+
+
+@pytest.mark.parametrize("mask", ["words", "intervals"])
+def test_both_masks_of_the_portable_kernel(mask):
+    tree = random_tree(130)
+    x = on_gpu([1000], 130, 4, 128, torch.bfloat16)
+    plan = make_plan(tree, x.lengths)
+    launch = plan_launch(x.q, x.k, plan, None)
+    partials = deft_flatten.attend(x.q, x.k, x.v, plan, launch, scale=scale_of(x), softcap=None, mask=mask)
+    check(deft_flatten.merge(*partials, plan, launch, x.q, None), tree, x)
+
+
+@pytest.mark.parametrize("page", [None, 16])
+def test_the_operator_is_one_node_of_a_compiled_graph(page):
+    tree = random_tree(33)
+    x = on_gpu([300, 40], 33, 4, 64, torch.bfloat16, kv_heads=2)
+    k, v, table = paged_on_gpu(x, page)
+    plan = make_plan(tree, x.lengths, "auto", table)
+
+    @torch.compile(fullgraph=True)
+    def layer(q, k, v):
+        return tree_attention(q * 2.0, k, v, plan).relu()
+
+    assert torch.equal(layer(x.q, k, v), tree_attention(x.q * 2.0, k, v, plan).relu())
+
+
+@pytest.mark.parametrize("page", [-1, 9999])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_a_page_that_does_not_exist_shows_as_nan(head_dim, page):
+    tree = random_tree(5)
+    x = on_gpu([300], 5, 4, head_dim, torch.bfloat16)
+    k, v, table = paged_on_gpu(x, 64)
+    table[0, 1] = page
+    plan = make_plan(tree, x.lengths, "auto", table)
+    assert tree_attention(x.q, k, v, plan).isnan().all()
+    with pytest.raises(ValueError, match=rf"page_table\[0, 1\] is {page}, but k and v hold pages 0 to"):
+        check_page_table(table, x.lengths + 5, k.shape[0], 64)
+
+
+def test_a_call_takes_little_memory_beside_its_tensors():
+    """Partial outputs at L = 128k and 256 nodes of Llama-3-8B stay below 64 MB."""
+    x = on_gpu([131072], 256, 4, 128, torch.bfloat16, kv_heads=8)
+    plan = make_plan(random_tree(256), x.lengths)
+    tree_attention(x.q, x.k, x.v, plan)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = tree_attention(x.q, x.k, x.v, plan)
+    assert torch.cuda.max_memory_allocated() - before - out.nbytes < 64e6
+
+
+@pytest.mark.memcheck
+@pytest.mark.parametrize("head_dim", [64, 80])
+@pytest.mark.parametrize("page", [None, 16])
+def test_a_small_case_for_the_memory_checker(page, head_dim):
+    """`make memcheck` runs this under compute-sanitizer: tensors end where the kernels may not read on."""
+    tree = random_tree(9)
+    x = on_gpu([70, 3], 9, 3, head_dim, torch.float16, kv_heads=2, spare=0)
+    k, v, table = paged_on_gpu(x, page)
+    check(tree_attention(x.q, k, v, make_plan(tree, x.lengths, "auto", table)), tree, x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -92,15 +209,20 @@ def test_heads_of_256_fit_in_every_dtype(dtype, group, n):
 
 @pytest.mark.parametrize("window", [None, 90])
 @pytest.mark.parametrize("chunk_size", [64, "auto"])
-def test_a_captured_graph_follows_growing_lengths_and_other_trees(window, chunk_size):
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.float16), (80, torch.bfloat16)])
+@pytest.mark.parametrize("page", [None, 16])
+def test_a_captured_graph_follows_growing_lengths_and_other_trees(window, chunk_size, head_dim, dtype, page):
     trees = [random_tree(65, seed=seed) for seed in range(3)]
-    x = on_gpu([0, 5], 65, 3, 64, torch.float16, kv_heads=3, spare=2100)
+    x = on_gpu([0, 5], 65, 3, head_dim, dtype, kv_heads=3, spare=2100)
     for plane in (x.k, x.v):
         plane.nan_to_num_(0.25)  # rows that later lengths reach
-    plan = make_plan(trees[0], x.lengths, chunk_size).with_own_arrays()
+    k, v, table = paged_on_gpu(x, page)
+    plan = make_plan(trees[0], x.lengths, chunk_size, table).with_own_arrays()
+    if window is None and chunk_size == "auto":
+        assert takes_warpgroups(x.q, k, v, plan) == (head_dim != 80 and torch.cuda.get_device_capability() == (9, 0))
 
     def step():
-        return tree_attention(x.q, x.k, x.v, plan, scale=scale_of(x), window=window)
+        return tree_attention(x.q, k, v, plan, scale=scale_of(x), window=window)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

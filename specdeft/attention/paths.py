@@ -1,0 +1,37 @@
+"""Which implementation of tree attention runs where: Triton kernels on CUDA, plain torch elsewhere."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+
+from specdeft.attention import dense
+from specdeft.attention.tiles import LARGEST_HEAD
+
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@lru_cache
+def path_for(device_type: str, dtype: torch.dtype, head_dim: int) -> ModuleType:
+    """The module whose `tree_attention` runs: the kernels on CUDA, plain torch elsewhere.
+
+    Where CUDA must do without kernels, one warning says why.
+    """
+    if device_type != "cuda":
+        return dense
+    if dtype not in KERNEL_DTYPES:
+        reason = f"No kernel takes {dtype}"
+    elif head_dim > LARGEST_HEAD:
+        reason = f"Head dim {head_dim} exceeds the kernels' {LARGEST_HEAD}"
+    else:
+        try:
+            from specdeft.attention import deft_flatten
+        except ImportError as error:
+            reason = f"Triton cannot be imported ({error})"
+        else:
+            return deft_flatten
+    warnings.warn(f"{reason}: tree attention runs in plain torch, slower, over every row of the cache.", stacklevel=3)
+    return dense
