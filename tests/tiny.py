@@ -108,7 +108,7 @@ class OracleHeads(DraftHeads):
         base.__dict__["generator"] = torch.Generator().manual_seed(len(ids))
         return base
 
-    def propose(self, hidden: Tensor, lm_head, width: int):
+    def propose(self, hidden: Tensor, lm_head, width: int, depths: int | None = None):
         draft = super().propose(hidden, lm_head, width)
         place = int((self.states - hidden[0].float()).norm(dim=-1).argmin())
         ids = draft.ids.clone()

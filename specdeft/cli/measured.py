@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MEASURED_POSITIONS = 200_000  # enough for three digits of the rarest path in a tree of 256
 HELD_OUT_SHARE = 20  # one row in so many, unless a number is given
+SIZES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
+TREES = "trees"  # folder beside the heads
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,16 @@ class Split:
     looped: int
 
 
-def split_rows(file: Path, held_out: int | None, seed: int) -> Split:
-    """The rows of a file from `specdeft distill`; the same file, number and seed hold out the same rows.
+def split_rows(rows: Path | TokenData, held_out: int | None, seed: int) -> Split:
+    """Rows, or those of a file from `specdeft distill`; the same rows, number and seed hold out the same ones.
 
     Raises SpecdeftError when the file is no training data, ValueError when fewer than `held_out` + 1 rows are in it.
     """
     from specdeft.train import TokenData
     from specdeft.train.loops import cut_loops
 
-    rows, looped = cut_loops(TokenData.load(file))
-    seen, unseen = rows.split(held_out or max(len(rows) // HELD_OUT_SHARE, 1), seed=seed)
+    data, looped = cut_loops(TokenData.load(rows) if isinstance(rows, Path) else rows)
+    seen, unseen = data.split(held_out or max(len(data) // HELD_OUT_SHARE, 1), seed=seed)
     return Split(seen, unseen, looped)
 
 
@@ -54,6 +56,23 @@ def calibrate(model: Any, heads: DraftHeads, unseen: TokenData, out: Path) -> di
     source = f"passes on {len(unseen)} held-out self-distilled answers, {len(ranks)} positions"
     Calibration.from_ranks(ranks, step, source).save(out)
     return {f"top{top}": shares for top, shares in accuracy(ranks).items()}
+
+
+def fit_trees(out: Path) -> dict[str, float]:
+    """Build the best trees from calibration.json in `out`, as trees/NAME-SIZE.json there; returns tau by size.
+
+    Sizes beyond what the counts can fill are left out. tau is what the counts promise, per verify pass.
+    """
+    from specdeft.evaluate.calibration import Calibration
+    from specdeft.trees import best_family, save_family
+
+    found = Calibration.load(out)
+    assert found is not None
+    sizes = [size for size in SIZES if size <= 1 + len(found.counts)]
+    family = best_family(found.counts, found.total, sizes, out.resolve().name)
+    (out / TREES).mkdir(exist_ok=True)
+    save_family(family, out / TREES, source=found.source, about=f"calibrated for {out.resolve().name}")
+    return {str(tree.size): found.expected_tau(tree) for tree in family}
 
 
 @contextmanager

@@ -27,9 +27,11 @@ def choose_tree(tree: Any, heads: DraftHeads, device: torch.device, vocab_size: 
             f"tree {_called(chosen)} is {chosen.max_depth} levels deep, but the heads are {heads.num_heads}. "
             f"Use tree.truncated({heads.num_heads}) or one of: specdeft trees ls --max-depth {heads.num_heads}"
         )
-    if chosen.width > vocab_size:
+    if chosen.width > min(vocab_size, heads.config.num_guessed):
+        which = "vocabulary" if heads.config.draft_vocab_size is None else "heads' draft vocabulary"
         raise SpecdeftError(
-            f"tree {_called(chosen)} asks for rank {chosen.width - 1}, but the vocabulary has {vocab_size} tokens."
+            f"tree {_called(chosen)} asks for rank {chosen.width - 1}, but the {which} has "
+            f"{min(vocab_size, heads.config.num_guessed)} tokens."
         )
     return chosen, why
 

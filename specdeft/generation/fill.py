@@ -1,4 +1,4 @@
-"""A tree's arrays as tensors for the decoding step, made once per (tree, device)."""
+"""From heads to a filled tree. A tree's arrays become tensors once per (tree, device)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from specdeft.heads import DraftHeads, HydraHeads
 from specdeft.trees import Tree
 
 
@@ -32,6 +33,67 @@ def tree_tensors(tree: Tree, device: torch.device) -> TreeTensors:
         torch.tensor(tree.ranks, dtype=torch.int64, device=device),
         children.to(device),
     )
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one depth and their P different parents, which have paths of d nodes, root first; all int64.
+
+    paths [P, d]; per node of the level [M]: `node` its id, `parent` the row of its parent in `paths`, `rank`.
+    """
+
+    paths: Tensor
+    node: Tensor
+    parent: Tensor
+    rank: Tensor
+    width: int
+
+
+@lru_cache(maxsize=256)
+def tree_levels(tree: Tree, device: torch.device) -> tuple[Level, ...]:
+    """The levels of `tree` below the root, on `device`."""
+    paths: dict[int, list[int]] = {0: [0]}
+    levels = []
+    for depth in range(1, tree.max_depth + 1):
+        nodes = [node for node in range(tree.size) if tree.depths[node] == depth]
+        parents = list(dict.fromkeys(tree.parents[node] for node in nodes))
+        ranks = [tree.ranks[node] for node in nodes]
+        levels.append(
+            Level(
+                torch.tensor([paths[parent] for parent in parents], device=device),
+                torch.tensor(nodes, device=device),
+                torch.tensor([parents.index(tree.parents[node]) for node in nodes], device=device),
+                torch.tensor(ranks, device=device),
+                max(ranks) + 1,
+            )
+        )
+        paths |= {node: [*paths[tree.parents[node]], node] for node in nodes}
+    return tuple(levels)
+
+
+def draft(heads: DraftHeads, tree: Tree, token: Tensor, hidden: Tensor, lm_head: nn.Module, embed: nn.Module) -> Tensor:
+    """Let the heads guess a tree: the root is `token` [B], a node of rank r is the r-th guess at its place.
+
+    Heads that are independent of each other give one list per depth for all nodes. Conditional heads are asked level
+    by level, each node's children once its own token stands. Nothing is read back from the device.
+
+    Args:
+        token: the certain token of each sequence [B].
+        hidden: state [B, H] at the last committed token.
+        lm_head, embed: the model's output layer and input embedding.
+
+    Returns:
+        Tokens [B, N].
+    """
+    if tree.size == 1:
+        return token[:, None]
+    if not isinstance(heads, HydraHeads):
+        return fill(tree, token, heads.propose(hidden, lm_head, tree.width, depths=tree.max_depth).ids)
+    tokens = token[:, None].repeat(1, tree.size)  # [B, N]
+    for level in tree_levels(tree, token.device):
+        guesses = heads.propose_level(hidden, tokens[:, level.paths], embed, lm_head, level.width)  # [B, P, width]
+        tokens[:, level.node] = guesses.ids[:, level.parent, level.rank]
+    return tokens
 
 
 def fill(tree: Tree, token: Tensor, drafted: Tensor) -> Tensor:

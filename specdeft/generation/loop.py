@@ -14,7 +14,8 @@ from torch import Tensor
 
 from specdeft.accept import Verdict, greedy, sample, typical, walk
 from specdeft.errors import SpecdeftError
-from specdeft.generation.fill import fill, tree_tensors
+from specdeft.generation.fill import draft, tree_tensors
+from specdeft.generation.memory import Memory, all_states
 from specdeft.generation.result import Clock, Stats
 from specdeft.generation.settings import RowSettings, ended
 from specdeft.heads import DraftHeads
@@ -87,6 +88,8 @@ class Decoder:
         self.emitted = torch.zeros_like(self.budget)
         self.uniforms = torch.nn.utils.rnn.pad_sequence([row.uniforms for row in rows], batch_first=True).to(device)
         self.clock = Clock(device)
+        prefix = heads.prefix
+        self.memory = None if prefix is None else Memory(prefix, len(rows), longest + tree.max_depth + 1)
         self.token = torch.zeros(len(rows), dtype=torch.int64, device=device)
         self.hidden = torch.empty(0)
         for row in rows:
@@ -104,12 +107,15 @@ class Decoder:
         """Read the prompts, row by row as each would be alone, and emit every sequence's first token."""
         self.clock.start()
         device = self.target.device
-        prefilled = [
-            self.target.prefill(torch.tensor(row.prompt, device=device), self.cache.row(b))
-            for b, row in enumerate(self.rows)
-        ]
+        prefilled = []
+        for b, row in enumerate(self.rows):
+            with all_states(self.target.model, wanted=self.memory is not None) as states:
+                scores, hidden = self.target.prefill(torch.tensor(row.prompt, device=device), self.cache.row(b))
+            if self.memory is not None:
+                hidden = self.memory.prefill(b, torch.cat(states, dim=1)[0])
+            prefilled.append((scores, hidden))
         logits = torch.stack([logits for logits, _ in prefilled])[:, None]  # [B, 1, V]
-        self.hidden = torch.stack([hidden for _, hidden in prefilled])  # [B, H]
+        self.hidden = torch.stack([hidden for _, hidden in prefilled])  # [B, H], what the heads read
         lone_root = Tree(parents=[-1], ranks=[0])
         verdict = self.accept(logits, self.token[:, None], lone_root)
         self.token = verdict.token
@@ -122,17 +128,19 @@ class Decoder:
         clock, cache = self.clock, self.cache
         clock.start()
         tree = self.tree.truncated(max(row.remaining for row in self.rows) - 1)  # deeper nodes could not be emitted
-        tokens = self.token[:, None]  # [B, 1]
-        if tree.size > 1:
-            draft = self.heads.propose(self.hidden, self.target.lm_head, tree.width)
-            tokens = fill(tree, self.token, draft.ids)  # [B, N]
+        embed = self.target.model.get_input_embeddings()
+        tokens = draft(self.heads, tree, self.token, self.hidden, self.target.lm_head, embed)  # [B, N]
         clock.done("draft")
         logits, hiddens = self.target.verify(tokens, tree, cache)  # [B, N, V], [B, N, H]
         clock.done("verify")
         verdict = self.accept(logits, tokens, tree)
         clock.done("accept")
         cache.commit(verdict.path, verdict.count)
-        self.hidden = hiddens[torch.arange(len(self.rows), device=hiddens.device), verdict.last]
+        if self.memory is None:
+            self.hidden = hiddens[torch.arange(len(self.rows), device=hiddens.device), verdict.last]
+        else:
+            path = verdict.path[:, :, None].expand(-1, -1, hiddens.shape[-1])
+            self.hidden = self.memory.extend(hiddens.gather(1, path), verdict.count)
         self.token = verdict.token
         clock.done("commit")
         return self.take(verdict, first=False)

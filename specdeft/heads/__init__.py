@@ -5,6 +5,7 @@ Knows how heads are computed, stored and matched to a base model; knows nothing 
 
 from specdeft.heads.files import HeadsConfig
 from specdeft.heads.fingerprint import fingerprint
+from specdeft.heads.hydra import HydraHeads
 from specdeft.heads.model import Draft, DraftHeads
 
-__all__ = ["Draft", "DraftHeads", "HeadsConfig", "fingerprint"]
+__all__ = ["Draft", "DraftHeads", "HeadsConfig", "HydraHeads", "fingerprint"]

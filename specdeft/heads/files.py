@@ -20,18 +20,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specdeft.errors import SpecdeftError
+from specdeft.heads.prefix import PrefixConfig, prefix_shapes
+from specdeft.heads.storage import from_int8, to_int8
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "heads.safetensors"
 PICKLE_FILE = "heads.pt"
 FORMAT_VERSION = 1
-KINDS = ("medusa",)
+VOCAB_IDS = "vocab_ids"
+KINDS = ("medusa", "hydra")
 LM_HEADS = ("shared", "own")
+STORAGES = (None, "int8")
 
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """What a heads folder says of itself. `base_model` and what follows describe the model they were made for."""
+    """What a heads folder says of itself. `base_model` and what follows describe the model they were made for.
+
+    `draft_vocab_size`: so many tokens are ever guessed, those that the tensor `vocab_ids` lists; None for all.
+    `prefix`: the sizes of a layer through which hidden states pass before the heads, or None. `storage`: "int8" for a
+    file whose weights are whole numbers with a scale per row (in memory they are bfloat16), None for plain values.
+    """
 
     kind: str
     num_heads: int
@@ -43,6 +52,14 @@ class HeadsConfig:
     fingerprint: str
     chat_template_sha256: str | None = None
     trees: str | None = None
+    draft_vocab_size: int | None = None
+    prefix: PrefixConfig | None = None
+    storage: str | None = None
+
+    @property
+    def num_guessed(self) -> int:
+        """How many different tokens the heads can guess."""
+        return self.draft_vocab_size or self.vocab_size
 
 
 REQUIRED: dict[str, type] = {
@@ -56,7 +73,13 @@ REQUIRED: dict[str, type] = {
     "base_model": str,
     "fingerprint": str,
 }
-OPTIONAL: dict[str, type] = {"chat_template_sha256": str, "trees": str}
+OPTIONAL: dict[str, type] = {
+    "chat_template_sha256": str,
+    "trees": str,
+    "draft_vocab_size": int,
+    "prefix": dict,
+    "storage": str,
+}
 
 
 def read_config(folder: Path) -> HeadsConfig:
@@ -88,27 +111,64 @@ def read_config(folder: Path) -> HeadsConfig:
     if found["format_version"] != FORMAT_VERSION:
         raise SpecdeftError(f"{path}: format_version {found['format_version']}, this version reads {FORMAT_VERSION}")
     known: dict[str, Any] = {field.name: found.get(field.name) for field in dataclasses.fields(HeadsConfig)}
+    if known["prefix"] is not None:
+        known["prefix"] = _read_prefix(known["prefix"], path)
     config = HeadsConfig(**known)
     check_config(config, str(path))
     return config
 
 
+def _read_prefix(found: dict[str, Any], path: Path) -> PrefixConfig:
+    try:
+        return PrefixConfig(**found)
+    except TypeError as error:
+        raise SpecdeftError(
+            f"{path}: 'prefix' must hold num_heads, intermediate_size, rope_theta, final_norm"
+        ) from error
+
+
 def check_config(config: HeadsConfig, where: str) -> None:
     """Raise SpecdeftError, naming `where`, unless the kinds are known and the sizes positive."""
-    for key, known in (("kind", KINDS), ("lm_head", LM_HEADS)):
+    for key, known in (("kind", KINDS), ("lm_head", LM_HEADS), ("storage", STORAGES)):
         if getattr(config, key) not in known:
-            raise SpecdeftError(f"{where}: {key} {getattr(config, key)!r} is not one of {', '.join(known)}")
+            raise SpecdeftError(f"{where}: {key} {getattr(config, key)!r} is not one of {', '.join(map(str, known))}")
     for key in ("num_heads", "num_layers", "hidden_size", "vocab_size"):
         if getattr(config, key) < 1:
             raise SpecdeftError(f"{where}: {key} must be at least 1, got {getattr(config, key)}")
+    if config.prefix is not None:
+        heads = config.prefix.num_heads
+        if heads < 1 or config.prefix.intermediate_size < 1 or config.hidden_size % (2 * heads):
+            raise SpecdeftError(
+                f"{where}: a prefix layer of {heads} attention heads does not fit hidden size {config.hidden_size}: "
+                "each head needs the same, even number of values"
+            )
+    if not 1 <= config.num_guessed <= config.vocab_size:
+        raise SpecdeftError(f"{where}: draft_vocab_size must be 1..{config.vocab_size}, got {config.draft_vocab_size}")
 
 
 def expected_shapes(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that heads of this config hold."""
+    """Name and shape of every tensor that heads of this config hold; all are floats but `vocab_ids`.
+
+    Of K heads with n blocks, medusa has `weight` [n, K, H, H] and `bias` [n, K, H]. A hydra head's first block reads
+    wider input the deeper the head, so it is apart: `first.k` [2, H, (k+2) H] and `first_bias` [K, 2, H], each holding
+    the residual connection, then the layer under SiLU; `weight` and `bias` hold the other n-1 blocks, if any.
+    """
     n, k, h = config.num_layers, config.num_heads, config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"weight": (n, k, h, h), "bias": (n, k, h)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.kind == "hydra":
+        shapes |= {f"first.{head}": (2, h, (head + 2) * h) for head in range(k)}
+        shapes["first_bias"] = (k, 2, h)
+        n -= 1
+    if n:
+        shapes |= {"weight": (n, k, h, h), "bias": (n, k, h)}
     if config.lm_head == "own":
-        shapes["lm_heads"] = (k, config.vocab_size, h)
+        shapes["lm_heads"] = (k, config.num_guessed, h)
+        if config.kind == "hydra":
+            shapes["lm_heads_bias"] = (k, config.num_guessed)
+    if config.prefix is not None:
+        shapes |= {f"prefix.{name}": shape for name, shape in prefix_shapes(config.prefix, h).items()}
+    if config.draft_vocab_size is not None:
+        shapes[VOCAB_IDS] = (config.draft_vocab_size,)
     return shapes
 
 
@@ -124,6 +184,8 @@ def read_weights(folder: Path, config: HeadsConfig) -> dict[str, torch.Tensor]:
         path, tensors = pickled, _read_state_dict(pickled)
     else:
         raise SpecdeftError(f"{folder} has {CONFIG_FILE} but no {WEIGHTS_FILE}")
+    if config.storage == "int8":
+        tensors = from_int8(tensors, torch.bfloat16)
     shapes = expected_shapes(config)
     if missing := sorted(shapes.keys() - tensors.keys()):
         raise SpecdeftError(f"{path}: missing tensors {', '.join(missing)}")
@@ -133,9 +195,20 @@ def read_weights(folder: Path, config: HeadsConfig) -> dict[str, torch.Tensor]:
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise SpecdeftError(f"{path}: {name} has shape {list(tensor.shape)}, {CONFIG_FILE} says {list(shape)}")
+        if name == VOCAB_IDS:
+            check_vocab_ids(tensor, config.vocab_size, path)
+            continue
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
             raise SpecdeftError(f"{path}: {name} holds values that are not finite numbers ({tensor.dtype})")
     return tensors
+
+
+def check_vocab_ids(ids: torch.Tensor, vocab_size: int, where: Path | str) -> None:
+    """Raise SpecdeftError, naming `where`, unless `ids` [n] int64 are different and within the vocabulary."""
+    if ids.dtype != torch.int64:
+        raise SpecdeftError(f"{where}: {VOCAB_IDS} must be int64, got {ids.dtype}")
+    if not bool(((ids >= 0) & (ids < vocab_size)).all()) or len(ids.unique()) < len(ids):
+        raise SpecdeftError(f"{where}: {VOCAB_IDS} must be {len(ids)} different ids below {vocab_size}")
 
 
 def _read_state_dict(path: Path) -> dict[str, torch.Tensor]:
@@ -159,9 +232,8 @@ def write(folder: str | os.PathLike[str], config: HeadsConfig, tensors: dict[str
     try:
         record = {"format_version": FORMAT_VERSION, **dataclasses.asdict(config)}
         (staging / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, staging / WEIGHTS_FILE
-        )
+        stored = to_int8(tensors) if config.storage == "int8" else tensors
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}, staging / WEIGHTS_FILE)
         for name in (WEIGHTS_FILE, CONFIG_FILE):
             os.replace(staging / name, target / name)
             (target / name).chmod(0o644)

@@ -24,14 +24,6 @@ def trunk(model: nn.Module) -> nn.Module:
     return inner
 
 
-def output_layer(model: nn.Module) -> nn.Module:
-    """The layer that turns a hidden state into logits."""
-    layer = model.get_output_embeddings()  # type: ignore[operator]
-    if layer is None:
-        raise SpecdeftError(f"{type(model).__name__} has no output layer")
-    return layer
-
-
 def hidden_states(model: nn.Module, ids: torch.Tensor, cache: Any = None, **kwargs: Any) -> torch.Tensor:
     """ids [B, T] -> hidden [B, T, H] after the final norm; without a mask, so pad on the right only."""
     inner = trunk(model)

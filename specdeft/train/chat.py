@@ -51,10 +51,9 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
     return list(ids)
 
 
-def encode_turn(tokenizer: Any, words: str) -> list[int]:
-    """Ids of one user turn through the full template, ending where the assistant starts to speak."""
+def encode_prompt(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """Ids of messages through the full template, ending where the assistant starts to speak."""
     template_text(tokenizer)
-    messages = [{"role": "user", "content": words}]
     return encode_rendered(
         tokenizer, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     )

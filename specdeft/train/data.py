@@ -60,6 +60,14 @@ class TokenData:
         order = np.random.default_rng(seed).permutation(len(self))
         return self.take(np.sort(order[held_out:])), self.take(np.sort(order[:held_out]))
 
+    def truncated(self, length: int) -> TokenData:
+        """Rows cut to their first `length` tokens; rows whose answer would begin beyond are left out."""
+        lengths = np.minimum(np.diff(self.offsets), length)
+        kept = np.flatnonzero(self.answer_start < lengths)
+        parts = [self.ids[self.offsets[r] : self.offsets[r] + lengths[r]] for r in kept]
+        ids = np.concatenate(parts) if parts else self.ids[:0]
+        return TokenData(ids, _offsets(lengths[kept]), self.answer_start[kept], self.manifest)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the .npz whole or not at all."""
         target = Path(path)
@@ -71,6 +79,7 @@ class TokenData:
                 np.savez_compressed(
                     file, ids=self.ids, offsets=self.offsets, answer_start=self.answer_start, manifest=text
                 )
+            os.chmod(staging, 0o644)
             os.replace(staging, target)
         except BaseException:
             Path(staging).unlink(missing_ok=True)

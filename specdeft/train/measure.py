@@ -13,11 +13,15 @@ import torch
 
 from specdeft.errors import SpecdeftError
 from specdeft.heads.model import DraftHeads
-from specdeft.train.base import frozen, hidden_states, output_layer
+from specdeft.heads.output import output_layer
+from specdeft.train.base import frozen, hidden_states
 from specdeft.train.batches import batches, make_batch
 from specdeft.train.data import TokenData
+from specdeft.train.paths import path_embeddings
+from specdeft.train.vocabulary import places
 
 TOPS = (1, 2, 5, 10)
+UNRANKED = 1 << 30
 
 
 @torch.no_grad()
@@ -33,7 +37,8 @@ def measure_ranks(
     """Ranks of the true tokens on held-out answers, position after position.
 
     Returns (ranks, step): `ranks` int16 [M, K], the rank of token t+2+k in head k's list at M answer positions t, -1
-    from rank `width` on; `step` int32 [M], each position's place in its answer (0 where a new answer begins).
+    from rank `width` on; heads that see the tokens before are shown the true ones, as on an accepted path;
+    `step` int32 [M], each position's place in its answer (0 where a new answer begins).
 
     A position counts if all K tokens exist, the last possible one being the answer's end. At most `max_positions`
     (None: all). Ranks are those of `DraftHeads.propose`, up to its order among equal logits. Raises SpecdeftError when
@@ -42,24 +47,26 @@ def measure_ranks(
     heads.check_fits(model)
     layer, found, count = output_layer(model), [], 0
     steps: list[np.ndarray] = []
-    device, k = heads.weight.device, heads.num_heads
+    device, k = heads.device, heads.num_heads
     tokens = batch_tokens or (32_768 if device.type == "cuda" else 2048)
     chunk = 2048 if device.type == "cuda" else 64
     with frozen(model):
         for rows in batches(data, tokens, seed=0, epoch=0):
             batch = make_batch(data, rows)
             ids, source = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.source).to(device)
-            hidden = hidden_states(model, ids).flatten(0, 1)
+            hidden = hidden_states(model, ids)
+            hidden = (hidden if heads.prefix is None else heads.prefix(hidden)).flatten(0, 1)
             ahead = np.arange(len(batch.source))[:, None] + np.arange(k)  # [P, K]
             last = ahead[:, -1] < len(batch.source)
             whole = np.flatnonzero(last)
             # A row's pairs are neighbours; the K-th after this one is the same row's iff its step is K-1 more.
             whole = whole[batch.step[ahead[whole, -1]] == batch.step[whole] + k - 1]
-            truth = torch.from_numpy(batch.target[ahead[whole]]).to(device)  # [M, K]
+            truth = places(heads, torch.from_numpy(batch.target[ahead[whole]]).to(device))  # [M, K]
             steps.append(batch.step[whole].astype(np.int32))
             picked = source[torch.from_numpy(whole).to(device)]
             for first in range(0, len(whole), chunk):
-                logits = heads.logits(hidden[picked[first : first + chunk]], layer)
+                at = picked[first : first + chunk]
+                logits = heads.logits(hidden[at], layer, path_embeddings(model, heads, ids, at))
                 rank = rank_of(logits, truth[first : first + chunk])
                 found.append(torch.where(rank < width, rank, -1).to(torch.int16).cpu().numpy())
                 count += len(found[-1])
@@ -73,12 +80,14 @@ def measure_ranks(
 def rank_of(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """logits [..., V], ids [...] -> place of the true token in a stable descending sort, int64 [...].
 
-    Ties, common in 16-bit logits, go to the lower id: counting them for the true token would flatter the heads.
+    Ties, common in 16-bit logits, go to the lower id: counting them for the true token would flatter the heads. An id
+    of -1, a token that cannot be guessed, comes after all others of any list.
     """
-    at = truth.unsqueeze(-1)
+    at = truth.clamp(min=0).unsqueeze(-1)
     own = logits.gather(-1, at)
     lower = torch.arange(logits.shape[-1], device=logits.device) < at
-    return ((logits > own) | ((logits == own) & lower)).sum(-1)
+    rank = ((logits > own) | ((logits == own) & lower)).sum(-1)
+    return torch.where(truth >= 0, rank, UNRANKED)
 
 
 def accuracy(ranks: np.ndarray, tops: Sequence[int] = TOPS) -> dict[int, list[float]]:

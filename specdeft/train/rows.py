@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdeft.accept import sample
 from specdeft.errors import SpecdeftError
-from specdeft.train.base import final_logits, frozen, hidden_states, output_layer
+from specdeft.heads.output import output_layer, output_weight
+from specdeft.train.base import final_logits, frozen, hidden_states
 from specdeft.train.slots import SlotCache, slot_attention_on
 
 STRIDE = 16
@@ -26,7 +28,7 @@ MAX_SLOTS = 4096
 
 @dataclass(frozen=True)
 class Row:
-    """What one prompt gave: its number in the order drawn, the prompt, the new ids; `ended` by a stop token or not."""
+    """What one prompt gave: its number, the prompt, the new ids; `ended` by a stop token or not."""
 
     number: int
     prompt: list[int]
@@ -36,14 +38,14 @@ class Row:
 
 def auto_slots(model: Any, columns: int) -> int:
     """How many rows of `columns` tokens fit: 4096 at most on a GPU, within 55 % of its free memory; 16 on a CPU."""
-    device = output_layer(model).weight.device
+    device = output_weight(output_layer(model)).device
     if device.type != "cuda":
         return 16
     config = model.config.get_text_config()
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_row = 2 * config.num_hidden_layers * kv_heads * head_dim * columns * model.dtype.itemsize
-    per_row += config.vocab_size * 16  # logits and noise of one step
+    per_row += config.vocab_size * 48  # logits of one step, and what drawing from them takes in float64
     torch.cuda.empty_cache()  # what an earlier decoding left to the allocator is free too
     free, _ = torch.cuda.mem_get_info(device)
     fit = int(free * 0.55) // per_row
@@ -54,7 +56,7 @@ def auto_slots(model: Any, columns: int) -> int:
 
 def decode_rows(
     model: Any,
-    prompts: Iterable[list[int]],
+    prompts: Iterable[tuple[int, list[int]]],
     *,
     max_prompt_tokens: int,
     max_new_tokens: int,
@@ -64,10 +66,12 @@ def decode_rows(
     seed: int = 0,
     deadline: float | None = None,
 ) -> Iterator[Row]:
-    """Decode each prompt to its end and give rows as they end, in no fixed order.
+    """Decode each (number, prompt) to its end and give rows as they end, in no fixed order.
 
-    Greedy without `temperature`, else drawn at it from `seed`. After `deadline` (time.monotonic seconds) what is under
-    way comes back with ended=False. The iterator may be closed early. The model is used as it is, in eval mode.
+    Greedy without `temperature`, else drawn at it: each row from its own stream, started at `seed` and its number, so
+    that neither its neighbours nor an interruption change it (beyond what rounding does in another batch). After
+    `deadline` (time.monotonic seconds) what is under way comes back with ended=False. The iterator may be closed early.
+    The model is used as it is, in eval mode.
     """
     columns = max_prompt_tokens + max_new_tokens
     columns += -columns % COLUMN_STEP
@@ -91,12 +95,12 @@ def decode_rows(
                 return
 
 
-def _take(source: Iterator[list[int]], count: int, longest: int) -> list[list[int]]:
-    taken: list[list[int]] = []
-    for prompt in source:
+def _take(source: Iterator[tuple[int, list[int]]], count: int, longest: int) -> list[tuple[int, list[int]]]:
+    taken: list[tuple[int, list[int]]] = []
+    for number, prompt in source:
         if not 1 <= len(prompt) <= longest:
             raise ValueError(f"a prompt of {len(prompt)} tokens; expected 1..{longest}")
-        taken.append(prompt)
+        taken.append((number, prompt))
         if len(taken) == count:
             break
     return taken
@@ -129,36 +133,36 @@ class _Slots:
         self.model, self.slots, self.columns, self.max_new = model, slots, columns, max_new
         self.head = output_layer(model)
         self.temperature = temperature
-        device = self.head.weight.device
-        self.device: torch.device = device  # type: ignore[assignment]
+        self.device = output_weight(self.head).device
         self.stops = torch.tensor(stop_ids, device=self.device)
-        self.draws = torch.Generator(device=self.device).manual_seed(seed)
+        self.seed = seed
         self.cache = SlotCache(slots, columns)
         self.busy: dict[int, tuple[int, list[int]]] = {}
-        self.counted = 0
         self.longest = 0
         long = {"dtype": torch.long, "device": self.device}
         self.token, self.position, self.count = (torch.zeros(slots, **long) for _ in range(3))  # type: ignore[call-overload]
         # One column more than the limit: an ended row keeps writing there, so that no step asks which have ended.
         self.new = torch.zeros(slots, max_new + 1, **long)  # type: ignore[call-overload]
+        self.uniforms = torch.zeros(slots, max_new + 1 if temperature is not None else 0, device=self.device)
         self.done = torch.ones(slots, dtype=torch.bool, device=self.device)
         self.every = torch.arange(slots, device=self.device)
 
     @torch.no_grad()
-    def admit(self, slots: list[int], prompts: list[list[int]]) -> None:
+    def admit(self, slots: list[int], prompts: list[tuple[int, list[int]]]) -> None:
         """Prefill new prompts into free slots and choose each one's first token."""
         first = 0
         while first < len(prompts):
             last, longest = first, 0
             while last < len(prompts):
-                grown = max(longest, len(prompts[last]))
+                grown = max(longest, len(prompts[last][1]))
                 if last > first and grown * (last + 1 - first) > PREFILL_TOKENS:
                     break
                 last, longest = last + 1, grown
             self._prefill(slots[first:last], prompts[first:last], longest)
             first = last
 
-    def _prefill(self, slots: list[int], prompts: list[list[int]], longest: int) -> None:
+    def _prefill(self, slots: list[int], numbered: list[tuple[int, list[int]]], longest: int) -> None:
+        prompts = [prompt for _, prompt in numbered]
         padded = np.zeros((len(prompts), longest), dtype=np.int64)
         for i, prompt in enumerate(prompts):
             padded[i, : len(prompt)] = prompt
@@ -168,14 +172,17 @@ class _Slots:
         ids = torch.from_numpy(padded).to(self.device)
         positions = torch.arange(longest, device=self.device).expand(len(prompts), -1)
         hidden = hidden_states(self.model, ids, self.cache, position_ids=positions)
-        token = self._choose(hidden[torch.arange(len(prompts), device=self.device), lengths - 1])
+        if self.temperature is not None:
+            streams = [np.random.default_rng((self.seed, number)) for number, _ in numbered]
+            drawn = np.stack([stream.random(self.max_new + 1, dtype=np.float32) for stream in streams])
+            self.uniforms[rows] = torch.from_numpy(drawn).to(self.device)
+        self.count[rows] = 0
+        token = self._choose(hidden[torch.arange(len(prompts), device=self.device), lengths - 1], rows)
         self.token[rows], self.position[rows], self.count[rows] = token, lengths, 1
         self.new[rows, 0] = token
         self.done[rows] = torch.isin(token, self.stops) | (self.max_new == 1)
         self.longest = max(self.longest, longest)
-        for slot, prompt in zip(slots, prompts, strict=True):
-            self.busy[slot] = (self.counted, prompt)
-            self.counted += 1
+        self.busy |= dict(zip(slots, numbered, strict=True))
 
     @torch.no_grad()
     def run(self, steps: int) -> None:
@@ -190,7 +197,7 @@ class _Slots:
             hidden = hidden_states(
                 self.model, self.token[:, None], self.cache, position_ids=self.position[:, None], attention_mask=mask
             )
-            token = self._choose(hidden[:, 0])
+            token = self._choose(hidden[:, 0], self.every)
             self.new[self.every, self.count] = token
             live = ~self.done
             self.count += live
@@ -198,13 +205,12 @@ class _Slots:
             self.token = token
             self.done |= torch.isin(token, self.stops) | (self.count >= self.max_new)
 
-    def _choose(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _choose(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         logits = self.head(hidden)
         if self.temperature is None:
             return logits.argmax(-1)
-        scaled = final_logits(self.model, logits.float()) / self.temperature
-        noise = torch.empty_like(scaled).exponential_(generator=self.draws).clamp_min_(1e-20)
-        return scaled.sub_(noise.log_()).argmax(-1)
+        scores = final_logits(self.model, logits.float()) / self.temperature
+        return sample(scores, self.uniforms[rows, self.count[rows]])
 
     def collect(self, everything: bool) -> tuple[list[Row], list[int]]:
         """Read the rows that have ended (or all); give them and the slots that are free now."""

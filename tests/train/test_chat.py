@@ -3,7 +3,7 @@
 import pytest
 
 from specdeft.errors import SpecdeftError
-from specdeft.train.chat import chat_format, encode_turn
+from specdeft.train.chat import chat_format, encode_prompt
 from tests.toy_tokenizer import toy_tokenizer
 
 BODY = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}<eos>{% endfor %}"
@@ -13,7 +13,7 @@ ASK = "{% if add_generation_prompt %}assistant:{% endif %}"
 @pytest.mark.parametrize("adds_bos", [True, False])
 def test_a_template_with_bos_gives_exactly_one(adds_bos):
     tokenizer = toy_tokenizer(adds_bos, "{{ bos_token }}" + BODY + ASK)
-    ids = encode_turn(tokenizer, "hi there")
+    ids = encode_prompt(tokenizer, [{"role": "user", "content": "hi there"}])
     assert ids.count(1) == 1
     assert ids[0] == 1
     form = chat_format(tokenizer)
@@ -28,7 +28,7 @@ def test_a_template_without_bos_gives_what_transformers_gives():
     wanted = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=True)[
         "input_ids"
     ]
-    assert encode_turn(tokenizer, "hi") == wanted
+    assert encode_prompt(tokenizer, turn) == wanted
 
 
 def test_no_template_is_an_error_with_the_way_out():

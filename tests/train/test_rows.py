@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from specdeft.errors import SpecdeftError
-from specdeft.train.base import hidden_states, output_layer
+from specdeft.heads.output import output_layer
+from specdeft.train.base import hidden_states
 from specdeft.train.rows import decode_rows
 from tests.tiny import VOCAB, tiny
 
@@ -32,7 +33,9 @@ def test_refilled_slots_give_the_plain_greedy_answers(slots):
     model, stop = tiny(), 6
     before = model.config._attn_implementation
     prompts = ragged(8)
-    rows = list(decode_rows(model, prompts, max_prompt_tokens=11, max_new_tokens=21, stop_ids=(stop,), slots=slots))
+    rows = list(
+        decode_rows(model, enumerate(prompts), max_prompt_tokens=11, max_new_tokens=21, stop_ids=(stop,), slots=slots)
+    )
     assert sorted(row.number for row in rows) == list(range(8))
     for row in rows:
         assert row.prompt + row.ids.tolist() == loop(model, prompts[row.number], 21, stop)
@@ -46,7 +49,7 @@ def test_draws_follow_the_seed():
     def run(seed):
         rows = decode_rows(
             tiny(),
-            [[3, 4]] * 4,
+            enumerate([[3, 4]] * 4),
             max_prompt_tokens=2,
             max_new_tokens=9,
             stop_ids=(2,),
@@ -76,4 +79,4 @@ def test_hidden_states_are_the_tap_that_gives_the_models_logits():
 
 def test_rows_beyond_the_attention_window_are_refused_with_the_numbers():
     with pytest.raises(SpecdeftError, match=r"64.*8"):
-        next(decode_rows(tiny("mistral"), [[3]], max_prompt_tokens=4, max_new_tokens=16, stop_ids=(2,), slots=1))
+        next(decode_rows(tiny("mistral"), [(0, [3])], max_prompt_tokens=4, max_new_tokens=16, stop_ids=(2,), slots=1))

@@ -10,10 +10,13 @@ import torch
 from specdeft.errors import SpecdeftError
 from specdeft.heads import DraftHeads
 from specdeft.heads.model import template_sha256
+from specdeft.heads.output import output_layer
 from specdeft.train import TokenData, accuracy, measure_ranks, train
-from specdeft.train.base import hidden_states, output_layer
+from specdeft.train.base import hidden_states
+from specdeft.train.batches import make_batch
 from specdeft.train.data import pack
-from specdeft.train.losses import Pairs, depth_losses
+from specdeft.train.losses import Output, Pairs, Weights, depth_losses
+from specdeft.train.work import Work
 from tests.tiny import VOCAB, tiny
 from tests.toy_tokenizer import toy_tokenizer
 
@@ -43,42 +46,50 @@ def digest(model) -> str:
 
 
 @pytest.mark.parametrize("owned", [False, True])
-def test_chunked_loss_and_gradients_equal_the_plain_formula(owned):
+@pytest.mark.parametrize("lk", [0.0, 0.6])
+@pytest.mark.parametrize("few", [None, [7, 2, 9, 0, 4]])
+def test_chunked_loss_and_gradients_equal_the_plain_formula(owned, lk, few):
     torch.manual_seed(0)
     z = torch.randn(10, 3, 8, dtype=torch.float64, requires_grad=True)
     weight, teacher = torch.randn(11, 8, dtype=torch.float64), torch.randn(10, 8, dtype=torch.float64)
-    own = torch.randn(3, 11, 8, dtype=torch.float64, requires_grad=True) if owned else None
+    ids = torch.arange(11) if few is None else torch.tensor(few)
+    own = torch.randn(3, len(ids), 8, dtype=torch.float64, requires_grad=True) if owned else None
+    own_bias = torch.randn(3, len(ids), dtype=torch.float64, requires_grad=True) if owned else None
     step, target = torch.tensor([0, 1, 2, 3, 0, 1, 0, 1, 2, 3]), torch.randint(0, 11, (10,))
+    place = torch.full((11,), -1).scatter(0, ids, torch.arange(len(ids)))[target]
+    assert few is None or {-1} < set(place.tolist()), "no token outside the draft vocabulary: nothing was tested"
     decay = 0.8 ** torch.arange(3)
-    inputs = [z] if own is None else [z, own]
-
-    def product(x):
-        return x @ weight.T
-
+    inputs = [z] if own is None else [z, own, own_bias]
+    output = Output(weight[ids], None, own, own_bias, None if few is None else ids)
     found = depth_losses(
-        z, Pairs(teacher, target, step), product=product, output_weight=weight, teacher_logits=product,
-        own=own, depth_weights=decay, ce=0.7, kl=1.3, chunk=4,
+        z, Pairs(teacher, place, step), output, Weights(decay, ce=0.7, kl=1.3, lk=lk), lambda x: x @ weight.T,
+        count=5, chunk=4,
     ).sum()  # fmt: skip
     wanted = torch.zeros((), dtype=torch.float64)
     for i in range(10):
         for k in range(3):
             if step[i] >= k:
-                log_q = (z[i - k, k] @ (weight if own is None else own[k]).T).log_softmax(-1)
-                log_p = product(teacher[i]).log_softmax(-1)
-                wanted = wanted + decay[k] / 10 * (1.3 * (log_p.exp() * (log_p - log_q)).sum() - 0.7 * log_q[target[i]])
+                logits = z[i - k, k] @ weight[ids].T if own is None else z[i - k, k] @ own[k].T + own_bias[k]
+                log_q, log_p = logits.log_softmax(-1), (teacher[i] @ weight.T).log_softmax(-1)[ids]
+                term = 1.3 * (log_p.exp() * (log_p - log_q)).sum() - lk * torch.minimum(log_p, log_q).exp().sum().log()
+                term = term - (0.7 * log_q[place[i]] if place[i] >= 0 else 0)
+                wanted = wanted + decay[k] / 5 * term
     assert found.item() == pytest.approx(wanted.item(), abs=CLOSE * 20)
     for ours, plain in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs), strict=True):
         torch.testing.assert_close(ours, plain, atol=CLOSE, rtol=CLOSE)
 
 
-def test_head_k_learns_the_token_two_plus_k_after_its_hidden_state():
+@pytest.mark.parametrize(("kind", "lk"), [("medusa", 0.0), ("hydra", 0.5)])
+def test_head_k_learns_the_token_two_plus_k_after_its_hidden_state(kind, lk):
     model, data = tiny(), cycles()
-    heads = train(model, None, data, num_heads=3, epochs=120, batch_tokens=100, learning_rate=3e-3, kl=0.0, log=quiet)
+    options = {"kind": kind, "ce": 1.0, "kl": 0.0, "lk": lk, "epochs": 120, "learning_rate": 3e-3}
+    heads = train(model, None, data, num_heads=3, batch_tokens=100, log=quiet, **options)
     hits = total = 0
     for number in range(len(data)):
-        ids = data.row(number)
+        ids = torch.tensor(data.row(number))
+        path = model.get_input_embeddings()(torch.stack([ids.roll(-1 - k) for k in range(3)], dim=1))
         with torch.no_grad():
-            guess = heads.logits(hidden_states(model, torch.tensor(ids)[None])[0], output_layer(model)).argmax(-1)
+            guess = heads.logits(hidden_states(model, ids[None])[0], output_layer(model), path).argmax(-1)
         for t in range(int(data.answer_start[number]) - 1, len(ids) - 4):
             hits += sum(int(guess[t, k]) == ids[t + 2 + k] for k in range(3))
             total += 3
@@ -87,12 +98,38 @@ def test_head_k_learns_the_token_two_plus_k_after_its_hidden_state():
     assert min(accuracy(measure_ranks(model, heads, data)[0])[1]) > 0.98
 
 
-def test_training_lowers_the_loss_and_leaves_the_base_untouched():
+def followers(seed: int) -> TokenData:
+    """Rows in which every second token is drawn at random, and settles the one after it."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(40):
+        drawn = rng.integers(2, VOCAB, 6)
+        ids = np.stack([drawn, 2 + (drawn * 5 + 3) % 15], axis=1).flatten().tolist()
+        rows.append((ids[:2], ids[2:]))
+    return pack(rows, VOCAB, {})
+
+
+def test_hydra_heads_learn_from_the_token_before_where_medusa_heads_cannot():
+    share = {}
+    for kind in ("medusa", "hydra"):
+        options = {"kind": kind, "num_heads": 1, "epochs": 60, "batch_tokens": 256, "learning_rate": 3e-3, "kl": 0.0}
+        heads = train(tiny(), None, followers(0), log=quiet, **options)
+        ranks, step = measure_ranks(tiny(), heads, followers(1))
+        settled = ranks[step % 2 == 0, 0]  # here the token before the guess is a drawn one
+        share[kind] = (settled == 0).mean()
+    assert share["hydra"] > 0.8
+    assert share["medusa"] < 0.3
+
+
+@pytest.mark.parametrize("options", [{}, {"lk": 1.0, "ce": 0.0, "kl": 0.1}, {"kind": "hydra", "num_layers": 2}])
+def test_training_lowers_the_loss_and_leaves_the_base_untouched(options):
     model = tiny()
     before, modes = digest(model), [p.requires_grad for p in model.parameters()]
     model.train()
     lines: list[str] = []
-    train(model, None, cycles(), num_heads=2, epochs=40, batch_tokens=60, learning_rate=3e-3, log=lines.append)
+    train(
+        model, None, cycles(), num_heads=2, epochs=40, batch_tokens=60, learning_rate=3e-3, log=lines.append, **options
+    )
     losses = [float(line.split("loss ")[1].split()[0]) for line in lines if "loss " in line]
     assert model.training
     model.eval()
@@ -157,3 +194,88 @@ def test_data_of_another_chat_template_is_refused_and_of_the_same_is_not():
     heads = train(tiny(), toy_tokenizer(False, "{{ messages }}"), made, **short)
     assert heads.config.chat_template_sha256 == made.manifest["chat_template_sha256"]
     train(tiny(), toy_tokenizer(False, "{{ other }}"), data, **short)  # the data names no template
+
+
+def test_a_base_with_dropout_in_train_mode_gives_the_same_heads_as_one_in_eval_mode():
+    made = []
+    for mode in (True, False):
+        model = tiny(attention_dropout=0.5).train(mode)
+        made.append(train(model, None, cycles(), num_heads=2, epochs=2, batch_tokens=60, log=quiet).weight)
+        assert model.training is mode
+        model.eval()
+    assert made[0].abs().max() > 0
+    assert torch.equal(made[0], made[1])
+
+
+def test_a_row_teaches_the_same_whatever_shares_its_batch():
+    model, data = tiny(), cycles()
+    heads = DraftHeads.for_model(model, kind="hydra", num_heads=3, seed=0)
+    work = Work(model, heads, [1.0, 0.8, 0.6], ce=1.0, kl=1.0, lk=0.5, chunk=7, bf16=False, compiled=False)
+
+    def gradient(rows):
+        heads.zero_grad()
+        loss, _ = work.losses(make_batch(data, np.array(rows)), 1, shown=False)
+        loss.sum().backward()
+        return loss.detach(), heads.first[1].grad.clone()
+
+    alone = [gradient([row]) for row in (4, 9)]
+    together = gradient([9, 4])
+    for both, one, other in zip(together, *alone, strict=True):
+        torch.testing.assert_close(both, one + other, atol=1e-4, rtol=1e-4)  # float32 sums of size 10, another order
+
+
+def test_few_guessable_tokens_are_the_commonest_and_learn_what_they_can():
+    model, data = tiny(), cycles()
+    answers = np.concatenate([data.row(i)[data.answer_start[i] :] for i in range(len(data))])
+    heads = train(
+        model, None, data, num_heads=2, draft_vocab_size=9, epochs=80, batch_tokens=100, learning_rate=3e-3, log=quiet
+    )
+    assert heads.config.draft_vocab_size == 9
+    counts = np.bincount(answers, minlength=VOCAB)
+    assert heads.vocab_ids.tolist() == np.argsort(-counts, kind="stable")[:9].tolist()
+    ranks, _ = measure_ranks(model, heads, data)
+    possible = np.isin(answers, heads.vocab_ids.numpy()).mean()
+    top1 = np.array(accuracy(ranks)[1])
+    assert (top1 > 0.4).all()
+    assert (top1 < possible + 0.1).all()
+    with pytest.raises(ValueError, match=r"draft_vocab_size must be 1\.\.17, got 18"):
+        train(model, None, data, draft_vocab_size=18, log=quiet)
+
+
+def test_bfloat16_heads_train_from_a_finite_loss_near_ln_v():
+    lines: list[str] = []
+    model = tiny(initializer_range=0.02)  # a base that knows nothing: its heads begin at ln V
+    heads = train(model, None, cycles(), num_heads=2, epochs=20, batch_tokens=60, bf16=True, log=lines.append,
+                  depth_weights=[1.0, 1.0], kl=0.0)  # fmt: skip
+    first = [float(x) for x in next(line for line in lines if "loss " in line).split("loss ")[1].split()[:2]]
+    assert heads.weight.dtype == torch.float32
+    assert heads.weight.abs().max() > 0
+    # the second depth has fewer pairs than P, over which both are averaged
+    assert first[0] == pytest.approx(np.log(VOCAB), rel=0.1)
+    assert 0.7 * np.log(VOCAB) < first[1] < np.log(VOCAB)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_every_part_of_the_heads_trains_in_bfloat16_too(kind):
+    options = {"kind": kind, "num_layers": 2, "prefix": True, "lm_head": "own", "bf16": True, "lk": 0.5}
+    new = DraftHeads.for_model(tiny(), kind, 2, 2, "own", prefix=True)
+    heads = train(tiny(), None, cycles(), num_heads=2, epochs=3, batch_tokens=60, log=quiet, **options)
+    for name, value in heads.named_parameters():
+        assert value.dtype == torch.float32
+        assert bool(torch.isfinite(value).all())
+        assert not torch.equal(value, new.state_dict()[name]), f"{name} learnt nothing"
+
+
+def test_depth_weights_say_which_head_learns():
+    heads = train(tiny(), None, cycles(), num_heads=2, epochs=2, batch_tokens=60, depth_weights=[0.0, 1.0], log=quiet)
+    assert heads.weight[:, 0].abs().max() == 0
+    assert heads.weight[:, 1].abs().max() > 0
+    with pytest.raises(ValueError, match="one for each of 2 heads, got 3"):
+        train(tiny(), None, cycles(), num_heads=2, depth_weights=[1, 1, 1], log=quiet)
+
+
+def test_an_unknown_or_missing_tracker_is_named():
+    with pytest.raises(SpecdeftError, match=r"no tracker 'paper'; it has .*tensorboard"):
+        train(tiny(), None, cycles(), log_with=["paper"], log=quiet)
+    with pytest.raises(SpecdeftError, match="swanlab is not installed here: pip install swanlab"):
+        train(tiny(), None, cycles(), log_with=["swanlab"], log=quiet)
