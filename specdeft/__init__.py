@@ -10,7 +10,7 @@ from specdeft.errors import SpecdeftError
 
 if TYPE_CHECKING:
     from specdeft.attention import tree_attention
-    from specdeft.generation import generate, stream
+    from specdeft.generation import forget_graphs, generate, stream
     from specdeft.heads import DraftHeads
     from specdeft.models import load_model
     from specdeft.trees import Tree
@@ -22,6 +22,7 @@ __all__ = [
     "SpecdeftError",
     "Tree",
     "__version__",
+    "forget_graphs",
     "generate",
     "load_model",
     "stream",
@@ -31,6 +32,7 @@ __all__ = [
 _HOMES = {
     "DraftHeads": "specdeft.heads",
     "Tree": "specdeft.trees",
+    "forget_graphs": "specdeft.generation",
     "generate": "specdeft.generation",
     "load_model": "specdeft.models",
     "stream": "specdeft.generation",

@@ -52,10 +52,10 @@ class SlotCache(Cache):
             for kind in kinds
         ]
         seen = [0] * len(kinds)
-        self._address: list[tuple[int, int]] = []  # plane -> (group, index in the group)
+        self._planes: list[Tensor] = []  # [B, Hkv, S, D] each
         for shape in flat:
             group = kinds.index(shape)
-            self._address.append((group, seen[group]))
+            self._planes.append(_with_own_storage(self._groups[group][seen[group]]))
             seen[group] += 1
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=flat[0].device)
         self._rows = torch.zeros(batch, 0, dtype=torch.int64)
@@ -66,7 +66,7 @@ class SlotCache(Cache):
         Cache.__init__(view, layers=[])
         view.batch, view.slots = 1, self.slots
         view._groups = [group.narrow(1, index, 1) for group in self._groups]
-        view._address = self._address
+        view._planes = [plane.narrow(0, index, 1) for plane in self._planes]
         view.lengths = self.lengths.narrow(0, index, 1)
         view._rows = self._rows
         return view
@@ -83,8 +83,7 @@ class SlotCache(Cache):
         return self._write(2 * layer_idx, key_states), self._write(2 * layer_idx + 1, value_states)
 
     def _write(self, plane_index: int, states: Tensor) -> Tensor:
-        group, index = self._address[plane_index]
-        plane = self._groups[group][index]  # [B, Hkv, S, D]
+        plane = self._planes[plane_index]
         rows = self._rows.to(plane.device)
         if self.batch == 1:
             plane.index_copy_(2, rows[0], states.to(plane.dtype))
@@ -114,9 +113,7 @@ class SlotCache(Cache):
     def committed(self, layer_idx: int, index: int = 0) -> tuple[Tensor, Tensor]:
         """Committed keys and values [Hkv, L, D] of one layer and sequence: views, for tests and inspection."""
         length = int(self.lengths[index])
-        keys, values = (
-            self._groups[group][plane][index, :, :length] for group, plane in self._address[2 * layer_idx :][:2]
-        )
+        keys, values = (plane[index, :, :length] for plane in self._planes[2 * layer_idx :][:2])
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -130,3 +127,13 @@ class SlotCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: rejected rows are never committed, so there is nothing to roll back."""
         raise NotImplementedError("SlotCache commits accepted rows only; use commit(path, count) instead of crop().")
+
+
+def _with_own_storage(view: Tensor) -> Tensor:
+    """The same memory under a storage of its own.
+
+    A compiler that sees two views of one storage written to must assume that they overlap, and copies the whole of it
+    around every write.
+    """
+    own: Tensor = torch.from_dlpack(view)
+    return own

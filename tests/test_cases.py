@@ -89,7 +89,8 @@ def test_the_dtype_of_the_heads_does_not_show_in_the_text(dtype: torch.dtype, lm
 def test_a_full_window_and_never_a_right_draft_leave_the_text_and_the_cache_right(family: str) -> None:
     from transformers import LogitsProcessorList, StoppingCriteriaList
 
-    from specdeft.generation.loop import Decoder, Row
+    from specdeft.generation.loop import Decoder
+    from specdeft.generation.row import Row
     from specdeft.generation.settings import RowSettings
     from specdeft.target import Target
 
@@ -279,7 +280,8 @@ def test_the_options_of_generate_are_these() -> None:
     parameters = inspect.signature(specdeft.generate).parameters.values()
     assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == ["model", "heads", "prompt"]
     assert not any(p.default is not p.empty for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-    given = {"tree": "auto", "chunk_size": "auto", "acceptance": "greedy", "return_logprobs": False}
+    given = {"tree": "auto", "chunk_size": "auto", "acceptance": "greedy"}
+    given |= {"return_logprobs": False, "graph": True, "compile": False}
     assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == {
         **given,
         **dict.fromkeys(["tokenizer", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed"]),

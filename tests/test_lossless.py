@@ -207,7 +207,8 @@ def test_the_cache_holds_what_a_fresh_prefill_would_hold() -> None:
     """After every step: committed keys and values equal those of the committed ids, in every layer."""
     from transformers import LogitsProcessorList, StoppingCriteriaList
 
-    from specdeft.generation.loop import Decoder, Row
+    from specdeft.generation.loop import Decoder
+    from specdeft.generation.row import Row
     from specdeft.generation.settings import RowSettings
     from specdeft.target import Target
 

@@ -77,7 +77,7 @@ def typical(
     emitted[rows, accepted] = next_token[rows, best]
     order = torch.arange(levels, device=scores.device)
     count = torch.minimum(accepted + 1, remaining)
-    ends = torch.isin(emitted, eos) & (order < count[:, None])
+    ends = (emitted[..., None] == eos).any(dim=-1) & (order < count[:, None])
     first_end = torch.where(ends, order, levels).min(dim=1).values
     count = torch.minimum(count, first_end + 1)
     drafted = torch.minimum(accepted, count)

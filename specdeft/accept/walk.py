@@ -112,6 +112,6 @@ def walk(
         match = (offspring >= 0) & (tokens.gather(1, offspring.clamp(min=0)) == token[:, None])
         alive = alive & match.any(dim=1)
         drafted += alive
-        alive = alive & (count < remaining) & ~torch.isin(token, eos)
+        alive = alive & (count < remaining) & ~(token[:, None] == eos).any(dim=1)
         node = torch.where(alive, offspring.gather(1, match.int().argmax(dim=1, keepdim=True))[:, 0], node)
     return Verdict(path, count, emitted, drafted, logprobs)

@@ -17,9 +17,10 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from specdeft.errors import SpecdeftError
 from specdeft.generation.arguments import check_options, seeds_of
 from specdeft.generation.choose_tree import choose_tree
-from specdeft.generation.loop import Decoder, Row
+from specdeft.generation.loop import Decoder
 from specdeft.generation.prompts import read_prompts
 from specdeft.generation.result import Result
+from specdeft.generation.row import Row
 from specdeft.generation.settings import resolve
 from specdeft.generation.text import Detokenizer
 from specdeft.heads import DraftHeads
@@ -48,6 +49,8 @@ def generate(
     stopping_criteria: Sequence[Any] | None = None,
     generation_config: GenerationConfig | None = None,
     return_logprobs: bool = False,
+    graph: bool = True,
+    compile: bool = False,
     **unknown: Any,
 ) -> Any:
     """Generate by verifying drafted token trees. What comes out is what the model alone would have said.
@@ -76,6 +79,11 @@ def generate(
             the text. With a batch, give processors that keep no state across sequences.
         generation_config: as for `model.generate`; the model's own is honoured when absent. Beams are refused.
         return_logprobs: also return each token's log-probability under the model's raw logits.
+        graph: on a GPU, replay rounds as one CUDA graph. It is captured at the first call of its shape (batch, tree,
+            power of two of rows, options) and kept with its KV rows for later ones; see `specdeft.forget_graphs`.
+            Processors that look at earlier tokens rule it out, and so do models that ask the host while they run.
+        compile: pass the model's layers through torch.compile first: fewer, larger kernels, for up to a minute at the
+            first call of a shape. Sums are taken in another order, so in 16 bits near-ties may fall the other way.
 
     Returns:
         A `Result`, or a list of them when `prompt` is a list of prompts.
@@ -225,10 +233,10 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
             **({} if greedy else {name: a[name] for name in ("temperature", "top_k", "top_p", "min_p")}),
         },
     )
-    target = Target(model, a["chunk_size"])
+    target = Target(model, a["chunk_size"], compiled=a["compile"])
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
-    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]))
+    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"])
     return _Decoding(decoder, rows, batch, tokenizer, why)
 
 

@@ -14,11 +14,17 @@ from specdeft.trees import Tree
 
 @dataclass(frozen=True)
 class TreeTensors:
-    """depth [N], rank [N], children [N, M] padded with -1; all int64."""
+    """A tree's arrays, all int64.
+
+    depth, rank, parent [N] (the root's parent is itself), children [N, M] padded with -1, and paths [N, E]: the nodes
+    from the root to each node, and behind them the node itself.
+    """
 
     depth: Tensor
     rank: Tensor
+    parent: Tensor
     children: Tensor
+    paths: Tensor
 
 
 @lru_cache(maxsize=256)
@@ -28,11 +34,16 @@ def tree_tensors(tree: Tree, device: torch.device) -> TreeTensors:
     children = torch.full((tree.size, most), -1, dtype=torch.int64)
     for node, below in enumerate(tree.children):
         children[node, : len(below)] = torch.tensor(below, dtype=torch.int64)
-    return TreeTensors(
-        torch.tensor(tree.depths, dtype=torch.int64, device=device),
-        torch.tensor(tree.ranks, dtype=torch.int64, device=device),
-        children.to(device),
-    )
+    parents = [max(0, parent) for parent in tree.parents]
+    paths: list[list[int]] = []
+    for node in range(tree.size):
+        path = [node]
+        while path[0]:
+            path.insert(0, parents[path[0]])
+        paths.append(path + [node] * (tree.max_depth + 1 - len(path)))
+    arrays = (tree.depths, tree.ranks, parents)
+    depth, rank, parent = (torch.tensor(array, dtype=torch.int64, device=device) for array in arrays)
+    return TreeTensors(depth, rank, parent, children.to(device), torch.tensor(paths, device=device))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ class Stats:
         accepted_per_depth: [d - 1] = verify passes in which the drafted token at depth d was returned.
         tokens_per_step: tokens each pass returned; the first entry is prefill's one token.
         tree: name and size of the tree, and why it was chosen.
-        prefill_ms .. commit_ms: time per phase, milliseconds, summed over steps.
+        prefill_ms .. commit_ms: time per phase, milliseconds, summed over steps; where steps are replays of a CUDA
+            graph, the last one's times the number of steps.
         decode_seconds: wall time of this sequence's steps, prefill apart.
     """
 
@@ -83,11 +84,18 @@ class Result:
 
 
 class Clock:
-    """Milliseconds per phase. On CUDA the marks are events, read once per step after the step's one synchronisation."""
+    """Milliseconds per phase. On CUDA the marks are events, to be read once the device is past them.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: whose work is timed.
+        in_graph: the marks are captured in a CUDA graph, and tell of its last replay.
+    """
+
+    def __init__(self, device: torch.device, in_graph: bool = False) -> None:
         self._cuda = device.type == "cuda"
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(len(PHASES) + 1)] if self._cuda else []
+        options = {"external": True} if in_graph else {}
+        count = len(PHASES) + 1 if self._cuda else 0
+        self._events = [torch.cuda.Event(enable_timing=True, **options) for _ in range(count)]
         self._marks: list[tuple[str, float]] = []
         self.ms = dict.fromkeys(PHASES, 0.0)
 
@@ -102,12 +110,17 @@ class Clock:
 
     def read(self) -> None:
         """Add this step's phases up. On CUDA the device must have passed the last mark."""
-        for index in range(1, len(self._marks)):
-            phase, now = self._marks[index]
+        self.add(self, 1)
+
+    def add(self, other: Clock, times: int) -> None:
+        """Add another clock's last step, as often as it is said to have happened."""
+        for index in range(1, len(other._marks)):
+            phase, now = other._marks[index]
             if self._cuda:
-                self.ms[phase] += self._events[index - 1].elapsed_time(self._events[index])
+                ms = other._events[index - 1].elapsed_time(other._events[index])
             else:
-                self.ms[phase] += (now - self._marks[index - 1][1]) * 1e3
+                ms = (now - other._marks[index - 1][1]) * 1e3
+            self.ms[phase] += times * ms
 
     def _mark(self, phase: str) -> None:
         if self._cuda:

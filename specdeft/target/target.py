@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from specdeft.attention import make_plan
 from specdeft.cache import SlotCache
 from specdeft.errors import SpecdeftError
+from specdeft.target.compiled import compiled_layers
 from specdeft.target.hook import NAME, Prefill, Verify, attention_of, cache_argument
 from specdeft.target.probe import probe
 from specdeft.trees import Tree
@@ -31,13 +33,14 @@ class Target:
     Args:
         model: a loaded causal LM in eval mode; every layer must use transformers' attention interface.
         chunk_size: rows C per KV chunk of DeFT-Flatten, or "auto".
+        compiled: pass the layers through torch.compile when they verify a tree.
 
     Raises:
         SpecdeftError: the model is encoder-decoder, recurrent, in training mode, or bypasses the attention interface.
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_size: int | str = "auto") -> None:
-        self.model, self.chunk_size = model, chunk_size
+    def __init__(self, model: PreTrainedModel, chunk_size: int | str = "auto", compiled: bool = False) -> None:
+        self.model, self.chunk_size, self.compiled = model, chunk_size, compiled
         self._cache_argument = cache_argument(model)
         self._layers = probe(model)
         positions = max_positions_of(model)
@@ -50,6 +53,22 @@ class Target:
     def lm_head(self) -> nn.Module:
         """The model's output embedding, shared (never copied, never trained) by draft heads."""
         return self.model.get_output_embeddings()
+
+    @property
+    def on_one_device(self) -> bool:
+        """Whether every layer's keys and values live where the embeddings do."""
+        return {shape.device for pair in self._layers for shape in pair} == {self.device}
+
+    @property
+    def key(self) -> tuple[int | str | None, ...]:
+        """What a verify pass depends on beside the model's weights and its arguments."""
+        return self.chunk_size, self.compiled, self._last_position
+
+    def new_hidden(self, batch: int) -> Tensor:
+        """Room for one hidden state per sequence, [B, H], as `prefill` and `verify` return them."""
+        width = self.model.config.get_text_config(decoder=True).hidden_size
+        device = next(self.lm_head.parameters()).device
+        return torch.zeros(batch, width, dtype=self.model.dtype, device=device)
 
     def prepare(self, spans: Sequence[tuple[int, int]]) -> None:
         """Announce the sequences of a batch: (prompt tokens, new tokens) each.
@@ -123,7 +142,8 @@ class Target:
         positions = cache.lengths[:, None] + plan.depth  # [B, N]
         if self._last_position is not None:  # only nodes that can no longer be accepted ever reach it
             positions = positions.clamp(max=self._last_position)
-        return self._forward(tokens, positions, cache, Verify(plan))
+        with compiled_layers(self.model) if self.compiled else nullcontext():
+            return self._forward(tokens, positions, cache, Verify(plan))
 
     def _forward(
         self, ids: Tensor, positions: Tensor, cache: SlotCache, this_pass: Prefill | Verify, **kwargs: Any

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from specdeft.accept import greedy, sample, walk
+from specdeft.accept import greedy, greedy_at_once, sample, walk
 from specdeft.generation.fill import tree_tensors
 from specdeft.trees import Tree
 
@@ -30,6 +30,29 @@ def greedy_walk(tree: Tree, tokens: list[int], says: list[int], remaining: int =
         torch.tensor(eos, dtype=torch.int64),
         want_logprobs=True,
     )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_asking_all_nodes_at_once_decides_what_the_walk_decides(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(low: int, high: int, *shape: int):
+        return torch.randint(low, high, shape, generator=generator)
+
+    tree = [Tree.load("medusa-63"), TREE, Tree.chain(5), Tree.star(6), Tree([-1], [0])][seed % 5]
+    batch, vocabulary = 3, 12
+    logits = torch.rand(batch, tree.size, vocabulary, generator=generator)
+    parts = tree_tensors(tree, CPU)
+    shift = numbers(0, vocabulary, batch, 1) + parts.parent * 5  # siblings differ: ranks below the vocabulary
+    tokens = (shift + parts.rank) % vocabulary
+    tokens[0] = torch.where(parts.rank == 0, logits[0].argmax(-1)[parts.parent], tokens[0])  # one that goes deep
+    remaining, eos = numbers(0, 6, batch), numbers(0, vocabulary, seed % 3)
+    walked = walk(lambda s, _, __: greedy(s), logits, tokens, parts.children, tree.max_depth + 1, remaining, eos, True)
+    once = greedy_at_once(logits, tokens, parts.parent, parts.paths, parts.depth, remaining, eos, logits)
+    for name in ("path", "count", "emitted", "drafted", "last", "token"):
+        assert torch.equal(getattr(once, name), getattr(walked, name)), name
+    for b, count in enumerate(walked.count.tolist()):
+        assert torch.equal(once.logprobs[b, :count], walked.logprobs[b, :count])
 
 
 TREE = Tree.from_paths([[0], [1], [0, 0], [1, 0], [1, 0, 0]])  # 0 -> 1, 2; 1 -> 3; 2 -> 4 -> 5

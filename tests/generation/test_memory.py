@@ -7,7 +7,8 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import specdeft
-from specdeft.generation.loop import Decoder, Row
+from specdeft.generation.loop import Decoder
+from specdeft.generation.row import Row
 from specdeft.generation.memory import Memory
 from specdeft.generation.settings import RowSettings
 from specdeft.heads import DraftHeads

@@ -1,0 +1,121 @@
+"""From a verified tree's scores to the tokens that a batch gains: processors, draws, and one of three acceptances.
+
+Knows rows' settings and `specdeft.accept`; knows nothing of models, caches or drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdeft.accept import Verdict, greedy, greedy_at_once, sample, typical, walk
+from specdeft.generation.fill import tree_tensors
+from specdeft.generation.row import Row
+from specdeft.trees import Tree
+
+Uniform = Callable[[int], Tensor]  # the uniform [B] of the token that comes so many tokens after those emitted
+
+
+class Rule:
+    """How the rows of a batch choose their tokens.
+
+    Args:
+        acceptance: "greedy", "sample" or "typical" (lossy).
+        rows: the sequences; one generation config made the settings of all of them.
+        want_logprobs: record each token's log-probability under the model's raw logits.
+    """
+
+    def __init__(self, acceptance: str, rows: list[Row], want_logprobs: bool) -> None:
+        self.acceptance, self.rows, self.want_logprobs = acceptance, rows, want_logprobs
+        self.processed = any(row.settings.processors for row in rows)
+        # processors that look at scores only may run on the whole batch, and without asking the host anything
+        self.context_free = all(row.settings.context_free for row in rows)
+
+    @property
+    def key(self) -> Hashable | None:
+        """Equal for rules that do the same to every batch; None where that depends on the tokens so far."""
+        if not self.context_free:
+            return None
+        processors = tuple(_described(each) for each in self.rows[0].settings.processors)
+        return None if None in processors else (self.acceptance, self.want_logprobs, processors)
+
+    def accept(
+        self, logits: Tensor, tokens: Tensor, tree: Tree, uniform: Uniform, remaining: Tensor, eos: Tensor
+    ) -> Verdict:
+        """Decide which nodes the model agrees with.
+
+        Args:
+            logits, tokens: the verified tree, [B, N, V] float32 and [B, N].
+            uniform: see `Uniform`.
+            remaining, eos: as in `specdeft.accept.walk`.
+        """
+        if self.acceptance == "typical":
+            scores = self.node_scores(logits, tokens, tree)
+            drawn = _draw_everywhere(scores, tree, uniform)
+            raw = logits if self.want_logprobs else None
+            return typical(scores, tokens, tree.parents, tree.depths, drawn, remaining, eos, raw)
+        parts = tree_tensors(tree, logits.device)
+        if self.acceptance == "greedy" and self.context_free:
+            raw = logits if self.want_logprobs else None
+            scores = self.node_scores(logits, tokens, tree)
+            return greedy_at_once(scores, tokens, parts.parent, parts.paths, parts.depth, remaining, eos, raw)
+        chosen: list[list[int]] = [[] for _ in self.rows]
+
+        def choose(here: Tensor, level: int, alive: Tensor) -> Tensor:
+            scores = self.process(here, chosen, alive)
+            token = greedy(scores) if self.acceptance == "greedy" else sample(scores, uniform(level))
+            if not self.context_free:  # processors will want to see what was chosen
+                for b, chosen_token in enumerate(token.tolist()):
+                    chosen[b].append(chosen_token)
+            return token
+
+        return walk(choose, logits, tokens, parts.children, tree.max_depth + 1, remaining, eos, self.want_logprobs)
+
+    def process(self, scores: Tensor, chosen: list[list[int]], alive: Tensor) -> Tensor:
+        """Apply each row's logits processors to its scores [B, V]; `chosen` follows the tokens emitted so far."""
+        if not self.processed:
+            return scores
+        if self.context_free:
+            nothing = torch.zeros(len(scores), 0, dtype=torch.int64, device=scores.device)
+            processed: Tensor = self.rows[0].settings.processors(nothing, scores.clone())
+            return processed
+        out = scores.clone()
+        for b, living in enumerate(alive.tolist()):
+            if living:
+                row = self.rows[b]
+                context = torch.tensor([row.prompt + row.new + chosen[b]], device=scores.device)
+                out[b] = row.settings.processors(context, scores[b : b + 1].clone())[0]
+        return out
+
+    def node_scores(self, logits: Tensor, tokens: Tensor, tree: Tree) -> Tensor:
+        """Processed logits [B, N, V] of every node, each in the context of its own path."""
+        if self.context_free:
+            return self.process(logits.flatten(0, 1), [], torch.empty(0)).unflatten(0, logits.shape[:2])
+        out = logits.clone()
+        everyone = torch.tensor([row.remaining > 0 for row in self.rows])
+        held = tokens.tolist()
+        below: dict[int, list[list[int]]] = {0: [[] for _ in self.rows]}
+        for node in sorted(range(tree.size), key=lambda i: tree.depths[i]):
+            if node:
+                parent = below[tree.parents[node]]
+                below[node] = [[*path, held[b][node]] for b, path in enumerate(parent)]
+            out[:, node] = self.process(logits[:, node], below[node], everyone)
+        return out
+
+
+def _draw_everywhere(scores: Tensor, tree: Tree, uniform: Uniform) -> Tensor:
+    """A draw at every node [B, N], each with the uniform of the token it would emit."""
+    levels = torch.stack([uniform(level) for level in range(tree.max_depth + 1)], dim=1)  # [B, E]
+    chosen = levels[:, tree_tensors(tree, scores.device).depth]  # [B, N]
+    return sample(scores.flatten(0, 1), chosen.flatten()).unflatten(0, scores.shape[:2])
+
+
+def _described(processor: Any) -> Hashable | None:
+    """A processor by its class and plain attributes; None if it holds anything else."""
+    held = vars(processor)
+    if not all(value is None or isinstance(value, (bool, int, float, str)) for value in held.values()):
+        return None
+    return (type(processor), *sorted(held.items()))

@@ -1,0 +1,26 @@
+"""A model's layers through torch.compile, for the passes inside a block only. The model itself stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+
+BACKEND = "inductor"
+
+
+@contextmanager
+def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, everything below the output layer runs compiled: embeddings, layers, final norm, as one graph.
+
+    The first pass of a shape compiles, which takes up to a minute; torch keeps the result for later processes.
+    """
+    trunk = model.base_model
+    before = trunk._compiled_call_impl  # what nn.Module.__call__ prefers; the public Module.compile() sets it for good
+    trunk._compiled_call_impl = torch.compile(trunk._call_impl, backend=BACKEND, fullgraph=True, dynamic=False)
+    try:
+        yield
+    finally:
+        trunk._compiled_call_impl = before
