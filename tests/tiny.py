@@ -13,7 +13,10 @@ from torch import Tensor
 from specdeft.heads import DraftHeads
 
 VOCAB = 17
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_neox", "granite", "cohere")
+FAMILIES = (
+    *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3"),
+    *("gpt_neox", "granite", "cohere", "gpt_oss"),
+)
 _MODELS: dict[tuple, transformers.PreTrainedModel] = {}
 
 
@@ -56,6 +59,14 @@ def tiny(family: str = "llama", seed: int = 0, heads: int = 9, kv: int = 3, head
         "gpt_neox": {},
         "granite": {"logits_scaling": 4.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7},
         "cohere": {"logit_scale": 0.25},
+        "gpt_oss": {
+            "sliding_window": 8,
+            "layer_types": layer_types,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "attn_implementation": "eager",
+        },
     }[family]
     if family in ("qwen2", "phi3", "gpt_neox", "granite", "cohere"):
         common.pop("head_dim")
@@ -63,11 +74,15 @@ def tiny(family: str = "llama", seed: int = 0, heads: int = 9, kv: int = 3, head
         common.pop("num_key_value_heads")
     names = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "gemma2": "Gemma2"}
     names |= {"gemma3": "Gemma3Text", "phi3": "Phi3", "gpt_neox": "GPTNeoX", "granite": "Granite", "cohere": "Cohere"}
+    names |= {"gpt_oss": "GptOss"}
     config = getattr(transformers, names[family] + "Config")(**{**common, **special, **changes})
     model_name = "Gemma3ForCausalLM" if family == "gemma3" else names[family] + "ForCausalLM"
     torch.manual_seed(seed)
     model = getattr(transformers, model_name)(config).eval()
     model.generation_config.eos_token_id = None
+    if family == "gpt_oss":  # sinks as heavy as scores, or leaving them out would not show
+        for layer in model.model.layers:
+            torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
     if family.startswith("gemma"):  # Gemma scales embeddings by sqrt(hidden): undone, or text repeats one token
         model.get_input_embeddings().weight.data /= (heads * 16) ** 0.5
     _MODELS[key] = model

@@ -24,8 +24,7 @@ Layers = list[tuple[PlaneShape, PlaneShape]]
 _PROBE = "specdeft_probe"
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, str], Layers]] = WeakKeyDictionary()
 _FEATURES = {  # what attention modules may hand over besides q, k and v, and we would have to apply
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
+    "sinks": "attention sinks under another name",
     "position_bias": "a position bias",
     "indices": "sparse attention indices",
     "block_indices": "sparse attention indices",
