@@ -21,6 +21,7 @@ from specdeft.cache import SlotCache
 from specdeft.errors import SpecdeftError
 from specdeft.target.compiled import compiled_layers
 from specdeft.target.hook import NAME, Prefill, Verify, attention_of, cache_argument
+from specdeft.target.packed import pack
 from specdeft.target.probe import probe
 from specdeft.trees import Tree
 
@@ -33,7 +34,7 @@ class Target:
     Args:
         model: a loaded causal LM in eval mode; every layer must use transformers' attention interface.
         chunk_size: rows C per KV chunk of DeFT-Flatten, or "auto".
-        compiled: pass the layers through torch.compile when they verify a tree.
+        compiled: pass the layers through torch.compile when they verify a tree; see `compiled_layers` and `pack`.
 
     Raises:
         SpecdeftError: the model is encoder-decoder, recurrent, in training mode, or bypasses the attention interface.
@@ -41,6 +42,8 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, chunk_size: int | str = "auto", compiled: bool = False) -> None:
         self.model, self.chunk_size, self.compiled = model, chunk_size, compiled
+        if compiled:
+            pack(model)  # before anybody takes its weights' addresses
         self._cache_argument = cache_argument(model)
         self._layers = probe(model)
         positions = max_positions_of(model)

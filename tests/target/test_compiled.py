@@ -6,6 +6,7 @@ from torch._dynamo.backends.debugging import aot_eager
 
 import specdeft
 from specdeft.target import compiled
+from specdeft.target.packed import adjacent, pack
 from tests.tiny import OracleHeads, plain, prompts, tiny
 
 
@@ -37,6 +38,41 @@ def test_compiled_layers_say_the_same(family: str, graphs) -> None:
     assert model.base_model._compiled_call_impl is None
     attention = [node for node in graphs[0].graph.nodes if "tree_attention" in str(node.target)]
     assert len(attention) == 3, "one operator per layer"
+    products = [node for node in graphs[0].graph.nodes if node.target is torch.nn.functional.linear]
+    assert len(products) == 3 * 4  # queries, keys and values; output; gate and up (or what has them in one); down
+
+
+def test_packing_keeps_parameters_and_what_the_model_says(tmp_path) -> None:
+    model, ids = tiny("qwen2"), prompts(1)[0]  # with biases
+    said, before = plain(model, ids, 16), {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        pack(model)
+        attention = model.model.layers[0].self_attn
+        assert adjacent([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    assert plain(model, ids, 16) == said
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in again.state_dict().items())
+
+
+def test_layers_of_another_kind_are_left_apart(graphs) -> None:
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 0.5
+
+    model, ids = tiny("llama", seed=1), prompts(1)[0]
+    attention = model.model.layers[1].self_attn
+    plainly = attention.k_proj
+    scaled = Scaled(plainly.in_features, plainly.out_features, bias=False)
+    scaled.weight = plainly.weight
+    attention.k_proj = scaled
+    try:
+        out = generated(model, OracleHeads.of(model, ids, 20), ids)
+        assert out.token_ids == plain(model, ids, 20)
+        assert not adjacent([attention.q_proj.weight, attention.k_proj.weight])
+    finally:
+        attention.k_proj = plainly
 
 
 def test_lengths_that_grow_need_no_other_graph(graphs) -> None:
