@@ -19,7 +19,8 @@ BACKEND: str | Callable[..., Any] = "inductor"
 def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
     """Inside, everything below the output layer runs compiled: embeddings, layers, final norm, as one graph.
 
-    Products of `packed` neighbours become one. The first pass of a shape compiles, which takes up to a minute; torch keeps the result for later processes.
+    Products of `packed` neighbours become one. The first pass of a shape compiles, which takes up to a minute; torch
+    keeps the result for later processes.
     """
     trunk = model.base_model
     before = trunk._compiled_call_impl  # what nn.Module.__call__ prefers; the public Module.compile() sets it for good
