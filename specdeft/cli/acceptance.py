@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specdeft.cli.attention import attention
 from specdeft.cli.folders import heads_folder
 from specdeft.cli.options import drafting_options, heads_for, json_option, model_options
 
@@ -15,13 +16,17 @@ if TYPE_CHECKING:
     from specdeft.heads import DraftHeads
 
 
-@click.group("eval", short_help="Measure acceptance on a workload.")
+@click.group("eval", short_help="Measure acceptance, attention and accuracy.")
 def evaluate() -> None:
-    """Measure on a workload of prompts.
+    """Measure, and keep what was measured with where it comes from.
 
     \b
     specdeft eval acceptance --limit 8
+    specdeft eval attention --preset llama3-8b
     """
+
+
+evaluate.add_command(attention)
 
 
 @evaluate.command("acceptance", short_help="Tokens per pass, per-depth acceptance, expected against measured.")

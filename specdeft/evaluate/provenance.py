@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def provenance(model: Any) -> dict[str, Any]:
-    """What to keep beside a measurement made with `model`."""
+    """What to keep beside a measurement made with `model`, or with anything that has a device and a dtype."""
     device = model.device
     facts = environment()
     on_gpu = device.type == "cuda"
