@@ -13,7 +13,7 @@ from specdeft.evaluate.attention.method import NotHere, Prepare, Ready
 
 @dataclass(frozen=True)
 class Method:
-    """A name, who it is of ("specdeft", "peer", or "baseline": written here after its paper), what it is, the method."""
+    """A name, whose it is ("specdeft", "peer", or "baseline": written here after its paper), what it is, the method."""
 
     name: str
     of: str

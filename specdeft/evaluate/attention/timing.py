@@ -52,7 +52,7 @@ def time_launches(launch: Launch, sets: int, device: torch.device, seconds: floa
     count = launches_in_a_graph(estimate, sets)
     if graph:
         try:
-            return _by_graph(launch, sets, count, repeats_within(seconds, estimate * count))
+            return _by_graph(launch, sets, count, seconds)
         except Exception as error:  # whatever forbids capture: the method is timed all the same
             why = f"not captured: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
             torch.cuda.synchronize(device)
@@ -103,7 +103,7 @@ def _estimate_us(launch: Launch, sets: int) -> float:
     return begin.elapsed_time(end) * 1e3 / 2
 
 
-def _by_graph(launch: Launch, sets: int, launches: int, repeats: int) -> Timing:
+def _by_graph(launch: Launch, sets: int, launches: int, seconds: float) -> Timing:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # what a stream needs once is made before capture
@@ -114,6 +114,7 @@ def _by_graph(launch: Launch, sets: int, launches: int, repeats: int) -> Timing:
     with torch.cuda.graph(graph):
         for index in range(launches):
             launch(index % sets)
+    repeats = repeats_within(seconds, _events(graph.replay, 2)[-1])
     _events(graph.replay, max(1, int(WARM_UP * repeats)))
     times = _events(graph.replay, repeats)
     return _summary([each / launches for each in times], "graph", launches)
