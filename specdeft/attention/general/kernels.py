@@ -29,12 +29,11 @@ from specdeft.attention.general.cut_kernels import ITEMS
 from specdeft.attention.general.plan import Plan
 from specdeft.attention.general.tiles import MASKED_STAGES
 from specdeft.attention.general.work_kernels import COUNT, FIELDS, ORDER, POSITION, update
+from specdeft.attention.merge import PARTIALS_AT_ONCE
 from specdeft.attention.partition import NO_SCORE
-from specdeft.attention.tiles import padded
+from specdeft.attention.tiles import is_hopper, padded
 
 __all__ = ["node_attention", "update"]
-
-MERGE_ROWS, MERGE_CHUNKS = 4, 16  # what a program of stage 2 loads at once: rows and their partials
 
 
 @triton.jit
@@ -67,9 +66,12 @@ def attend_items(
     scale, cap, queries, row_room, query_room, most, window,
     PAGE: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr,
     BLOCK_M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
-    MASKED_STAGES: tl.constexpr,
+    MASKED_STAGES: tl.constexpr, OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Stage 1: one item, one kv head."""
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_wait()  # launched while the kernel before was still running: nothing is read until it is done
+        tl.extra.cuda.gdc_launch_dependents()
     i_item, i_kv = tl.program_id(0), tl.program_id(1)
     if i_item >= tl.load(p_counts + ITEMS):
         return
@@ -136,8 +138,12 @@ def merge_items(
     stride_on, stride_oh,
     queries, query_room, most,
     G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Stage 2: the partial outputs of a few query rows, weighted by exp2(lse) and added up in chunk order."""
+    if OVERLAPPED:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     i_kv = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i_query = row // G
@@ -206,6 +212,7 @@ def attend(
         MASKED_STAGES=min(tiles.num_stages, MASKED_STAGES),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        **overlap(q.device),
     )
     return partial, lse_log2
 
@@ -214,14 +221,22 @@ def merge(partial: Tensor, lse_log2: Tensor, plan: Plan, q: Tensor) -> Tensor:
     """Stage 2: the output of `attend`'s partials, [Q, Hq, D] in q's dtype and order."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows, kv_heads = q.shape[0] * plan.group, plan.kv_heads
-    merge_items[(triton.cdiv(rows, MERGE_ROWS), kv_heads)](
+    at_once = min(PARTIALS_AT_ONCE, triton.next_power_of_2(partial.shape[3]))
+    block = PARTIALS_AT_ONCE // at_once  # rows of a program, one warp each
+    merge_items[(triton.cdiv(rows, block), kv_heads)](
         *(partial, lse_log2, plan.tables.queries, out, *out.stride()[:2]),
         *(q.shape[0], plan.tables.queries.shape[1], partial.shape[3]),
         G=plan.group,
         D=plan.head_dim,
         D_PAD=padded(plan.head_dim),
-        ROWS=MERGE_ROWS,
-        CHUNKS=MERGE_CHUNKS,
-        num_warps=4 if plan.head_dim <= 128 else 8,
+        ROWS=block,
+        CHUNKS=at_once,
+        num_warps=min(4, block) * (1 if plan.head_dim <= 128 else 2),
+        **overlap(q.device),
     )
     return out
+
+
+def overlap(device: torch.device) -> dict[str, bool]:
+    """How a kernel is told to start while the one before it still runs: where the GPU can (as in `tiles.Launch`)."""
+    return {"OVERLAPPED": True, "launch_pdl": True} if is_hopper(device) else {"OVERLAPPED": False}

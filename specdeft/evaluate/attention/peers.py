@@ -90,8 +90,8 @@ def flash_prefix(case: Case) -> Ready:
         scores = torch.matmul(q, behind_k.transpose(2, 3)).float() * case.scale + bias
         lse_behind = scores.logsumexp(dim=-1)
         behind = torch.matmul(torch.exp(scores - lse_behind[..., None]).to(q.dtype), behind_v)
-        share = torch.sigmoid(lse - lse_behind)[..., None]
-        return case.unpacked((behind + (out - behind) * share).to(q.dtype))
+        share, rest = (torch.sigmoid(sign * (lse - lse_behind))[..., None] for sign in (1, -1))  # 1 - share cancels
+        return case.unpacked((share * out + rest * behind).to(q.dtype))
 
     return Ready(attend)
 

@@ -14,12 +14,11 @@ from statistics import median
 
 import torch
 
-SHORT_US = 150.0  # shorter launches stand SHORT_LAUNCHES in a graph, longer ones LONG_LAUNCHES, or as many as sets
+# A graph holds SHORT_LAUNCHES launches, or LONG_LAUNCHES where one takes longer than this from Python.
+SHORT_US = 1000.0
 SHORT_LAUNCHES, LONG_LAUNCHES = 24, 4
 LEAST_REPLAYS, MOST_REPLAYS = 3, 2000
-WARM_UP = (
-    0.5  # of the seconds that are measured: a GPU that was idle clocks higher at first, until its power limit acts
-)
+WARM_UP = 0.5  # of the seconds that are measured: an idle GPU clocks higher, until its power limit acts
 
 Launch = Callable[[int], object]
 

@@ -7,6 +7,7 @@ from triton.compiler import ASTSource
 
 from specdeft.attention.general import cut_kernels, kernels, work_kernels
 from specdeft.attention.general.tiles import MASKED_STAGES, pick_tiles
+from specdeft.attention.merge import PARTIALS_AT_ONCE
 from specdeft.attention.tiles import padded
 from tests.attention.test_compiled import SHARED_LIMIT, compiled, resources
 
@@ -44,7 +45,7 @@ def test_stage_one_keeps_everything_in_registers(dtype, head_dim, group, queries
     constants = {"PAGE": 16, "G": group, "D": head_dim, "D_PAD": padded(head_dim), "TILE": tiles.block_n}
     constants |= {"BLOCK_M": tiles.block_m, "WINDOWED": features, "CAPPED": features}
     constants |= {"PRECISION": "ieee" if itemsize == 4 else "tf32"}
-    constants |= {"MASKED_STAGES": min(tiles.num_stages, MASKED_STAGES)}
+    constants |= {"MASKED_STAGES": min(tiles.num_stages, MASKED_STAGES), "OVERLAPPED": True}
     types = dict.fromkeys(("p_q", "p_k", "p_v"), f"*{dtype}") | dict.fromkeys(("scale", "cap"), "fp32")
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     kernel = build(kernels.attend_items, constants, types, 90, **options)
@@ -52,11 +53,13 @@ def test_stage_one_keeps_everything_in_registers(dtype, head_dim, group, queries
     assert spilled(kernel, tmp_path) <= 16
 
 
+@pytest.mark.parametrize("chunks", [1, 4, 16])
 @pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 80), ("fp32", 256)])
-def test_stage_two_keeps_everything_in_registers(dtype, head_dim, tmp_path):
+def test_stage_two_keeps_everything_in_registers(dtype, head_dim, chunks, tmp_path):
     constants = {"G": 3, "D": head_dim, "D_PAD": padded(head_dim)}
-    constants |= {"ROWS": kernels.MERGE_ROWS, "CHUNKS": kernels.MERGE_CHUNKS}
-    warps = 4 if head_dim <= 128 else 8
+    rows = PARTIALS_AT_ONCE // chunks
+    constants |= {"ROWS": rows, "CHUNKS": chunks, "OVERLAPPED": True}
+    warps = min(4, rows) * (1 if head_dim <= 128 else 2)
     kernel = build(kernels.merge_items, constants, {"p_out": f"*{dtype}"}, 90, num_warps=warps)
     assert spilled(kernel, tmp_path) <= 16
 
