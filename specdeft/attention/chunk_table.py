@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -22,6 +24,7 @@ from specdeft.content import cache_dir
 from specdeft.errors import SpecdeftError
 
 NEAR = math.log(1.5)
+_OFF: list[bool] = []  # one entry per `tables_off` that is open
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Entry:
 
 def measured_chunk(device: torch.device, rows: int, slots: int, head_dim: int, heads: int) -> int | None:
     """The measured chunk size for a launch, in rows, or None."""
-    if device.type != "cuda":
+    if device.type != "cuda" or _OFF:
         return None
     near = [
         (entry.distance(rows, slots, heads), entry.chunk_size)
@@ -51,6 +54,16 @@ def measured_chunk(device: torch.device, rows: int, slots: int, head_dim: int, h
     ]
     near = [found for found in near if found[0] <= NEAR]
     return min(near)[1] if near else None
+
+
+@contextmanager
+def tables_off() -> Iterator[None]:
+    """Inside, "auto" follows the rule whatever was measured; for shapes that were not launched before."""
+    _OFF.append(True)
+    try:
+        yield
+    finally:
+        _OFF.pop()
 
 
 @lru_cache(maxsize=16)

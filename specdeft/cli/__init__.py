@@ -15,6 +15,7 @@ from specdeft.cli.group import FriendlyGroup
 from specdeft.cli.heads import heads
 from specdeft.cli.train import train
 from specdeft.cli.trees import trees
+from specdeft.cli.tune import tune
 
 
 @click.group(cls=FriendlyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,5 +30,5 @@ def main(traceback: bool) -> None:
     """
 
 
-for command in (demo, generate, evaluate, trees, heads, distill, train, env):
+for command in (demo, generate, evaluate, trees, heads, distill, train, tune, env):
     main.add_command(command)

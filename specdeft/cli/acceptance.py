@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from specdeft.cli.accuracy import accuracy
 from specdeft.cli.attention import attention
 from specdeft.cli.folders import heads_folder
 from specdeft.cli.options import drafting_options, heads_for, json_option, model_options
@@ -23,10 +24,12 @@ def evaluate() -> None:
     \b
     specdeft eval acceptance --limit 8
     specdeft eval attention --preset llama3-8b
+    specdeft eval accuracy
     """
 
 
 evaluate.add_command(attention)
+evaluate.add_command(accuracy)
 
 
 @evaluate.command("acceptance", short_help="Tokens per pass, per-depth acceptance, expected against measured.")

@@ -3,7 +3,8 @@
     python -m specdeft.evaluate.report --write README.md heads/*/README.md
     python -m specdeft.evaluate.report --check README.md heads/*/README.md
 
-A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the results of that kind.
+A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the results of that kind. Kinds
+that begin with attention_ or accuracy_ show one result, the newest, in full.
 """
 
 import argparse
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from specdeft.errors import SpecdeftError
+from specdeft.evaluate.attention.report import NOTHING, TABLES
 
 RESULTS = "eval/results"
 BETWEEN = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
-NOTHING = "No results of this kind are recorded yet.\n"
 
 Result = dict[str, Any]
 
@@ -76,8 +77,13 @@ def table(kind: str, results: dict[str, Result], folder: str = RESULTS) -> str:
     `results` maps file names to their content. Raises SpecdeftError for a kind without a table and for a result that
     lacks a figure, naming its file.
     """
+    if kind in TABLES:
+        try:
+            return TABLES[kind](results, folder)
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecdeftError(f"{RESULTS}: a result lacks what {kind} shows: {error!r}") from error
     if kind not in ROWS:
-        raise SpecdeftError(f"no table for results of kind {kind!r}: there are {', '.join(ROWS)}")
+        raise SpecdeftError(f"no table for results of kind {kind!r}: there are {', '.join((*ROWS, *TABLES))}")
     rows = []
     for name, result in sorted(results.items()):
         if result.get("kind") == kind:

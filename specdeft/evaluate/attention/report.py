@@ -119,6 +119,8 @@ def printed(result: Result) -> str:
     results = {"this run": result | {"settings": {**result["settings"]}}}
     if result["kind"] == PROFILE:
         return _utilisation(results, ".")
+    if result["kind"] == ACCURACY:
+        return f"{_accuracy(results, '.')}\n{_perplexity(results, '.')}"
     records = result["records"]
     tables = [table.times(records), table.failures(records)]
     if any("@" in record["method"] for record in records):
