@@ -259,9 +259,7 @@ def odd_models() -> dict[str, tuple[transformers.PreTrainedModel, str]]:
     }
 
 
-@pytest.mark.parametrize(
-    "kind", ["keys and values of unequal size", "bidirectional attention", "chunked attention"]
-)
+@pytest.mark.parametrize("kind", ["keys and values of unequal size", "bidirectional attention", "chunked attention"])
 def test_a_model_with_attention_of_another_kind_is_refused_by_name(kind: str) -> None:
     model, text = odd_models()[kind]
     model = model.eval()

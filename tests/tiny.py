@@ -97,8 +97,10 @@ def prompts(count: int, length: int = 7, seed: int = 0) -> list[list[int]]:
 
 def plain(model, ids: list[int], count: int, **options) -> list[int]:
     """What `model.generate` says, greedily: new tokens only."""
-    options = {"do_sample": False, "max_new_tokens": count, **options}
-    out = model.generate(torch.tensor([ids], device=model.device), **options)
+    prompt = torch.tensor([ids], device=model.device)
+    # without a mask, generate takes every padding token of the prompt for padding
+    options = {"do_sample": False, "max_new_tokens": count, "attention_mask": torch.ones_like(prompt), **options}
+    out = model.generate(prompt, **options)
     return out[0, len(ids) :].tolist()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -125,27 +125,32 @@ class Stream:
     """An iterator over text pieces; afterwards `.result` is the whole outcome."""
 
     def __init__(self, decoding: _Decoding) -> None:
-        self._decoding = decoding
         self.result: Result | None = None
-        self._pieces = self._run()
+        self._pieces = _pieces(decoding)  # knows nothing of this object: dropping the one ends the other
 
     def __iter__(self) -> Iterator[str]:
-        return self._pieces
+        return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except StopIteration as end:
+            self.result = end.value or self.result
+            raise
 
-    def _run(self) -> Iterator[str]:
-        assert self._decoding.tokenizer is not None
-        text = Detokenizer(self._decoding.tokenizer)
-        for gained in self._decoding.steps():
-            piece = text.push(gained[0])
-            if piece:
-                yield piece
-        self.result = self._decoding.results()[0]
-        rest = text.finish(self.result.text or "")
-        if rest:
-            yield rest
+
+def _pieces(decoding: _Decoding) -> Generator[str, None, Result]:
+    assert decoding.tokenizer is not None
+    text = Detokenizer(decoding.tokenizer)
+    for gained in decoding.steps():
+        piece = text.push(gained[0])
+        if piece:
+            yield piece
+    result = decoding.results()[0]
+    rest = text.finish(result.text or "")
+    if rest:
+        yield rest
+    return result
 
 
 class _Decoding:

@@ -8,8 +8,8 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 import specdeft
 from specdeft.generation.loop import Decoder
-from specdeft.generation.row import Row
 from specdeft.generation.memory import Memory
+from specdeft.generation.row import Row
 from specdeft.generation.settings import RowSettings
 from specdeft.heads import DraftHeads
 from specdeft.heads.prefix import PrefixConfig, PrefixLayer

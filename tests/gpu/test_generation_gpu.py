@@ -86,7 +86,7 @@ def test_float32_is_exact_on_the_real_model(tree, models, heads, chats, truths, 
         out = specdeft.generate(models[torch.float32], heads, ids, tree=tree, max_new_tokens=TOKENS)
         assert out.token_ids == truth
         assert out.stats.accepted > 0
-    assert len(kernel_calls) > 30 * len(chats)  # 30 layers, several passes per question
+    assert len(kernel_calls) >= 30  # 30 layers, launched while a round is captured
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -100,7 +100,7 @@ def test_16_bit_differs_at_near_ties_only(tree, dtype, models, heads, chats, tru
         assert found is None or found.is_near_tie, found
         tau.append(out.stats.tau)
     assert sum(tau) / len(tau) > 1.3  # the trained heads at work
-    assert len(kernel_calls) > 30 * len(chats)  # 30 layers, several passes per question
+    assert len(kernel_calls) >= 30  # 30 layers, launched while a round is captured
 
 
 def test_a_batch_equals_its_rows_alone_in_float32(models, heads, chats, truths) -> None:

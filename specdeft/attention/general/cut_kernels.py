@@ -123,7 +123,9 @@ def cut_chunks(p_nodes, p_counts, p_rows, p_chunks, stride, row_room, room, STEP
     q_hi = chunks * 0
     for start in range(last_at_most(p_base, lo, nodes, STEPS), last_at_most(p_base, hi - 1, nodes, STEPS) + 1, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        inside = (i < nodes) & (tl.load(p_base + i, mask=i < nodes, other=0) < hi)
+        begin = tl.load(p_base + i, mask=i < nodes, other=0)
+        some = tl.load(p_base + i + 1, mask=i < nodes, other=0) > begin  # an empty node asks nothing of the chunk
+        inside = (i < nodes) & (begin < hi) & some
         q_hi = tl.maximum(q_hi, tl.max(tl.load(p_nodes + Q_HI * stride + i, mask=inside, other=0), 0))
     tl.store(p_chunks + i_chunk, lo)
     tl.store(p_chunks + room + i_chunk, hi)

@@ -50,6 +50,14 @@ def test_more_nodes_and_chunks_than_a_program_takes_at_once(kernels, monkeypatch
     check_tables(plan)
 
 
+def test_an_empty_node_calls_no_queries_to_a_chunk(kernels):
+    """Rows 32..47 are the first leaf's and the third's; the empty node between them is seen by the fourth, too."""
+    nodes = nodes_of([-1, 0, 0, 2, 2], [16, 24, 0, 40, 40], 16, queries=[1, 3, 4])
+    plan = plan_of(nodes, "deft-flatten")
+    check_tables(plan)
+    assert plan.tables.chunks[2:, 2].tolist() == [0, 2]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     size=st.integers(1, 25),
