@@ -1,6 +1,5 @@
 """`specdeft eval accuracy`: relative error of attention per dtype and method, and perplexity of a decoded text."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +38,7 @@ def accuracy(
     from specdeft.evaluate.accuracy import attention_errors, perplexity
     from specdeft.evaluate.attention.report import printed
     from specdeft.evaluate.provenance import provenance
+    from specdeft.evaluate.records import line_by_line
 
     device = torch.device(given["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtypes = [torch.float32, torch.float16, *([torch.bfloat16] if device.type == "cuda" else [])]
@@ -73,7 +73,7 @@ def accuracy(
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    click.echo(json.dumps(result, indent=1) if as_json else printed(result))
+        (out / "result.json").write_text(line_by_line(result) + "\n", encoding="utf-8")
+    click.echo(line_by_line(result) if as_json else printed(result))
     if any("error" in record for record in errors):
         raise SystemExit(1)

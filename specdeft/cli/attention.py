@@ -1,6 +1,5 @@
 """`specdeft eval attention`: tree attention beside its peers, on the same tensors in one run."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,8 +78,9 @@ def attention(preset: str, out: Path | None, as_json: bool, **given: Any) -> Non
 
 def _finish(result: dict[str, Any], out: Path | None, as_json: bool) -> None:
     from specdeft.evaluate.attention.report import printed
+    from specdeft.evaluate.records import line_by_line
 
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    click.echo(json.dumps(result, indent=1) if as_json else printed(result))
+        (out / "result.json").write_text(line_by_line(result) + "\n", encoding="utf-8")
+    click.echo(line_by_line(result) if as_json else printed(result))

@@ -49,7 +49,10 @@ def provenance(model: Any) -> dict[str, Any]:
 def command() -> str:
     """The command line that is running. Of an absolute path only the name is kept: where it lay is of no use."""
     name, *arguments = sys.argv
-    short = [os.path.basename(each) if os.path.isabs(each) else each for each in arguments]
+    short = []
+    for each in arguments:
+        key, equals, value = each.rpartition("=")  # --out=FOLDER, and pairs such as method=FILE
+        short.append(key + equals + (os.path.basename(value) if os.path.isabs(value) else value))
     program = "specdeft" if os.path.basename(name) == "__main__.py" else os.path.basename(name)
     return shlex.join([program, *short])
 

@@ -52,3 +52,15 @@ def appending(path: Path | None, settings: dict[str, Any]) -> Iterator[Callable[
         if not file.tell():
             write({"settings": settings})
         yield write
+
+
+def line_by_line(result: dict[str, Any]) -> str:
+    """A result as JSON: every key on a line of its own, and every entry of its lists."""
+    parts = []
+    for key, value in result.items():
+        if isinstance(value, list) and value:
+            entries = ",\n".join(f"  {json.dumps(entry, ensure_ascii=False)}" for entry in value)
+            parts.append(f" {json.dumps(key)}: [\n{entries}\n ]")
+        else:
+            parts.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}")
+    return "{\n" + ",\n".join(parts) + "\n}"

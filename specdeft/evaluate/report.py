@@ -3,8 +3,8 @@
     python -m specdeft.evaluate.report --write README.md heads/*/README.md
     python -m specdeft.evaluate.report --check README.md heads/*/README.md
 
-A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the results of that kind. Kinds
-that begin with attention_ or accuracy_ show one result, the newest, in full.
+A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the results of that kind.
+Kinds that begin with attention_ or accuracy_ show one result, the newest, in full.
 """
 
 import argparse
