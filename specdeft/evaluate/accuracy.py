@@ -55,11 +55,12 @@ def perplexity(model: Any, heads: Any, tree: Tree, prompt: Sequence[int], tokens
         "specdeft" and "transformers", the two perplexities of the same tokens; "largest", the largest difference of a
         token's log-probabilities; "tokens" and "passes".
     """
-    eos = model.generation_config.eos_token_id
-    others = [token for token in range(model.get_output_embeddings().weight.shape[0]) if token not in _as_list(eos)][-1]
-    out = generate(  # an end that never comes: the text has its full length
-        model, heads, list(prompt), tree=tree, max_new_tokens=tokens, return_logprobs=True, eos_token_id=others
-    )
+    config, eos = model.generation_config, model.generation_config.eos_token_id
+    config.eos_token_id = None  # the text has its full length
+    try:
+        out = generate(model, heads, list(prompt), tree=tree, max_new_tokens=tokens, return_logprobs=True)
+    finally:
+        config.eos_token_id = eos
     ours = torch.tensor(out.logprobs, dtype=torch.float64)
     plain = plain_logprobs(model, prompt, out.token_ids).double().cpu()
     return {
@@ -78,7 +79,3 @@ def plain_logprobs(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> 
     ids = torch.tensor([[*prompt, *tokens]], device=model.device)
     logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     return logits.log_softmax(dim=-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
-
-
-def _as_list(eos: int | list[int] | None) -> list[int]:
-    return [] if eos is None else eos if isinstance(eos, list) else [eos]
