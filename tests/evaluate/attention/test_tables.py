@@ -111,3 +111,26 @@ def test_a_run_prints_its_tables():
     text = printed(RESULT)
     assert "| 1024 | 64 |" in text
     assert "| L | N | auto | 512 |" in text
+
+
+def test_pictures_come_out_the_same_each_time(tmp_path):
+    pytest.importorskip("matplotlib")
+    from specdeft.evaluate.attention.plots import draw, main
+
+    more = [record("deft-flatten", 16384, 32, 12.0), record("sdpa", 16384, 32, 14.0)]
+    more.append(record("deft-flatten@256", 16384, 64, 25.0))
+    result = RESULT | {"records": RECORDS + more}
+    first, second = ([path.read_bytes() for path in draw(result, tmp_path / name)] for name in "ab")
+    assert len(first) == 3
+    assert first == second
+    assert main([str(tmp_path / "none.json")]) == 2
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
+    import sys
+
+    from specdeft.evaluate.attention.plots import draw
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SpecdeftError, match=r"pip install 'specdeft\[plots\]'"):
+        draw(RESULT, tmp_path)
