@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-TABLES := README.md docs/attention.md $(wildcard heads/*/README.md)
+TABLES := README.md docs/attention.md docs/performance.md $(wildcard heads/*/README.md)
 # two processes of one thread each: most tests are many tiny tensors, which more threads only slow down
 TESTS  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 # most of the time goes into compiling kernels, which several processes do at once

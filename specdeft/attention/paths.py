@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType
 
@@ -12,6 +14,19 @@ from specdeft.attention import dense
 from specdeft.attention.tiles import LARGEST_HEAD
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_forced: list[ModuleType] = []
+
+
+@contextmanager
+def forced(path: ModuleType) -> Iterator[None]:
+    """Inside, every device takes `path`: for measuring one implementation against another. Not for several threads."""
+    _forced.append(path)
+    path_for.cache_clear()
+    try:
+        yield
+    finally:
+        _forced.pop()
+        path_for.cache_clear()
 
 
 @lru_cache
@@ -20,6 +35,8 @@ def path_for(device_type: str, dtype: torch.dtype, head_dim: int) -> ModuleType:
 
     Where CUDA must do without kernels, one warning says why.
     """
+    if _forced:
+        return _forced[-1]
     if device_type != "cuda":
         return dense
     if dtype not in KERNEL_DTYPES:

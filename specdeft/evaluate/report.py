@@ -4,7 +4,7 @@
     python -m specdeft.evaluate.report --check README.md heads/*/README.md
 
 A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the results of that kind.
-Kinds that begin with attention_ or accuracy_ show one result, the newest, in full.
+Kinds that begin with attention_ or accuracy_, and throughput, show one result, the newest, in full.
 """
 
 import argparse
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from specdeft.errors import SpecdeftError
-from specdeft.evaluate.attention.report import NOTHING, TABLES
+from specdeft.evaluate.attention.report import NOTHING
+from specdeft.evaluate.attention.report import TABLES as OF_ATTENTION
+from specdeft.evaluate.throughput.table import newest_table
 
 RESULTS = "eval/results"
 BETWEEN = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
@@ -68,6 +70,7 @@ def _training(result: Result) -> dict[str, str]:
     }
 
 
+TABLES = OF_ATTENTION | {"throughput": newest_table}
 ROWS: dict[str, Callable[[Result], dict[str, str]]] = {"acceptance": _acceptance, "demo": _demo, "training": _training}
 
 

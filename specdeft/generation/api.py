@@ -172,7 +172,7 @@ class _Decoding:
             began = time.perf_counter()
             gained = next(run, None)
             for row in decoding:
-                row.stats.decode_seconds += time.perf_counter() - began
+                row.stats.step_seconds.append(time.perf_counter() - began)
             if gained is None:
                 return
             yield gained

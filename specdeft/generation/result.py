@@ -20,7 +20,7 @@ class Stats:
         tree: name and size of the tree, and why it was chosen.
         prefill_ms .. commit_ms: time per phase, milliseconds, summed over steps; where steps are replays of a CUDA
             graph, the last one's times the number of steps.
-        decode_seconds: wall time of this sequence's steps, prefill apart.
+        step_seconds: wall time of each step that this sequence took part in, prefill apart.
     """
 
     tree: str = ""
@@ -31,7 +31,12 @@ class Stats:
     verify_ms: float = 0.0
     accept_ms: float = 0.0
     commit_ms: float = 0.0
-    decode_seconds: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Wall time of this sequence's steps, prefill apart."""
+        return sum(self.step_seconds)
 
     @property
     def tokens(self) -> int:
@@ -60,7 +65,7 @@ class Stats:
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for JSON, the derived figures included."""
-        derived = ("tokens", "steps", "accepted", "tau", "tokens_per_second")
+        derived = ("tokens", "steps", "accepted", "tau", "decode_seconds", "tokens_per_second")
         return {**{name: getattr(self, name) for name in derived}, **self.__dict__}
 
 
