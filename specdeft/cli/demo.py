@@ -32,13 +32,16 @@ def demo(prompt: str, max_new_tokens: int, as_json: bool, **given: Any) -> None:
     import specdeft
     from specdeft.evaluate.plain import compare, plain_generate
     from specdeft.evaluate.provenance import provenance
+    from specdeft.generation.choose_tree import choose_tree
     from specdeft.generation.prompts import chat_ids
 
     heads = specdeft.DraftHeads.from_pretrained(heads_name)
     model, tokenizer = specdeft.load_model(given["model"], dtype=given["dtype"], device=given["device"])
     messages = [{"role": "user", "content": prompt}]
     ids = chat_ids(tokenizer, messages) if tokenizer.chat_template else list(tokenizer(prompt)["input_ids"])
-    options = {"tokenizer": tokenizer, "tree": given["tree"], "chunk_size": given["chunk_size"]}
+    # the tree itself, since "auto" would draft only as long as that is faster: this is to show what drafting does
+    tree, _ = choose_tree(given["tree"], heads, model.device, model.get_output_embeddings().weight.shape[0])
+    options = {"tokenizer": tokenizer, "tree": tree, "chunk_size": given["chunk_size"]}
     specdeft.generate(model, heads, ids, max_new_tokens=WARM_UP_TOKENS, **options)
     plain_generate(model, ids, WARM_UP_TOKENS)
 
@@ -121,4 +124,5 @@ def _why_slow(figures: dict[str, Any]) -> str:
     if figures["ratio"] >= 1 or not figures["passes"]:
         return ""
     cost = (figures["seconds"] / figures["passes"]) / (figures["plain_seconds"] / figures["plain_tokens"])
-    return f" (slower: a pass yields {figures['tau']:.2f} tokens but costs {cost:.2f} plain steps here)"
+    why = f"a pass yields {figures['tau']:.2f} tokens but costs {cost:.2f} plain steps here"
+    return f" (slower: {why}; generate(tree='auto') notices, and decodes plainly)"

@@ -18,6 +18,7 @@ from specdeft.errors import SpecdeftError
 from specdeft.generation.arguments import check_options, seeds_of
 from specdeft.generation.choose_tree import choose_tree
 from specdeft.generation.loop import Decoder
+from specdeft.generation.pace import Pace
 from specdeft.generation.prompts import read_prompts
 from specdeft.generation.result import Result
 from specdeft.generation.row import Row
@@ -65,7 +66,8 @@ def generate(
         heads: `DraftHeads`, or a shipped name, folder or hub name.
         prompt: text, chat messages, token ids, or a list of any of these (a batch; rows may differ in length).
         tokenizer: for text; by default the one that belongs to the model.
-        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`.
+        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. On a CPU
+            "auto" drafts only while that is faster than one token per pass, as measured while it decodes.
         chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
         acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
         max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).
@@ -183,6 +185,8 @@ class _Decoding:
         for row in self.rows:
             for phase, ms in self.decoder.clock.ms.items():
                 setattr(row.stats, f"{phase}_ms", ms)
+            if self.decoder.pace is not None:
+                row.stats.tree += f"; {self.decoder.pace}"
             text = None if self.tokenizer is None else self.tokenizer.decode(row.new, skip_special_tokens=True)
             logprobs = row.logprobs if self.decoder.want_logprobs else None
             out.append(Result(text, row.new, row.finish_reason or "length", row.stats, logprobs))
@@ -240,8 +244,9 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
     )
     target = Target(model, a["chunk_size"], compiled=a["compile"])
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
+    pace = Pace(tree) if a["tree"] == "auto" and model.device.type == "cpu" else None
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
-    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"])
+    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"], pace)
     return _Decoding(decoder, rows, batch, tokenizer, why)
 
 

@@ -7,6 +7,7 @@ and the host reads a round's report while the next round runs. Knows nothing of 
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from specdeft.cache import SlotCache
 from specdeft.errors import SpecdeftError
 from specdeft.generation import captured
 from specdeft.generation.captured import Captured
+from specdeft.generation.pace import Pace
 from specdeft.generation.result import Clock
 from specdeft.generation.row import Row
 from specdeft.generation.rule import Rule
@@ -35,6 +37,7 @@ class Decoder:
         acceptance: "greedy", "sample" or "typical" (lossy).
         want_logprobs: record each token's log-probability under the model's raw logits.
         graph: replay rounds as a CUDA graph, where device and rule allow it.
+        pace: draft only where it pays; rounds are then launched one by one.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class Decoder:
         acceptance: str,
         want_logprobs: bool,
         graph: bool = False,
+        pace: Pace | None = None,
     ) -> None:
         self.target, self.heads, self.tree, self.rows = target, heads, tree, rows
         self.rule = Rule(acceptance, rows, want_logprobs)
         self.want_logprobs = want_logprobs
         slots = max(len(row.prompt) + row.settings.max_new_tokens for row in rows) + tree.size
-        self.captured = self.capture(slots) if graph else None
+        self.pace = pace
+        self.captured = self.capture(slots) if graph and pace is None else None
         self.state = self.new_state(slots) if self.captured is None else self.captured.state
         self.clock = Clock(target.device)
         for row in rows:
@@ -124,11 +129,16 @@ class Decoder:
     @torch.inference_mode()
     def step(self) -> list[list[int]]:
         """One round: several tokens per sequence for one pass of the model."""
-        tree = self.tree.truncated(max(row.remaining for row in self.rows) - 1)  # deeper nodes could not be emitted
+        began = time.perf_counter()
+        tree = self.tree if self.pace is None else self.pace.choose()
+        tree = tree.truncated(max(row.remaining for row in self.rows) - 1)  # deeper nodes could not be emitted
         self.clock.start()
         step(self.state, tree, self.target, self.heads, self.rule, self.clock.done)
         gained = self.take(self.state.report, self.state.logprobs, first=False)
         self.clock.read()
+        if self.pace is not None:
+            taken = [len(tokens) for tokens in gained if tokens]
+            self.pace.learn(tree, time.perf_counter() - began, sum(taken) / len(taken))
         return gained
 
     @torch.inference_mode()

@@ -15,12 +15,12 @@ from specdeft.accept import Verdict
 from specdeft.cache import SlotCache
 from specdeft.generation.fill import draft
 from specdeft.generation.memory import Memory, all_states
+from specdeft.generation.pace import LONE_ROOT
 from specdeft.generation.rule import Rule
 from specdeft.heads import DraftHeads
 from specdeft.target import Target
 from specdeft.trees import Tree
 
-LONE_ROOT = Tree(parents=[-1], ranks=[0])
 Mark = Callable[[str], None]  # called with the name of the phase that has just been issued
 
 
