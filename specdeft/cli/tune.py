@@ -25,6 +25,7 @@ def tune() -> None:
 @click.option("--shape", "shapes", multiple=True, help="Heads of a model, or HqxHkvxD. Default: the known models.")
 @click.option("--lengths", callback=numbers, metavar="L,L,...", help="Committed rows.")
 @click.option("--nodes", callback=numbers, metavar="N,N,...", help="Tree nodes: 32, 64, 128, 256.")
+@click.option("--batches", callback=numbers, metavar="B,B,...", help="Sequences at once.")
 @click.option("--chunk-sizes", callback=numbers, metavar="C,C,...", help="Rows per chunk to try.")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
 @click.option("--device", metavar="DEVICE", default="cuda", show_default=True, help="cuda or cuda:N.")
@@ -54,6 +55,7 @@ def attention(shapes: tuple[str, ...], out: Path | None, as_json: bool, **given:
         [find_shape(name) for name in shapes] if shapes else [SHAPES["llama3-8b"], SHAPES["smollm2-135m"]],
         given["lengths"] or grid.LENGTHS,
         given["nodes"] or grid.NODES,
+        given["batches"] or grid.BATCHES,
         given["chunk_sizes"] or grid.SIZES,
         getattr(torch, given["dtype"]),
         device,

@@ -24,6 +24,31 @@ def test_a_run_prints_a_table_and_leaves_a_result(tmp_path):
     assert result["provenance"]["command"]
     assert {record["method"] for record in result["records"]} == {"deft-flatten", "dense-mask"}
     assert (out / "records.jsonl").read_text().count("\n") == 4  # settings, ceilings, two methods
+    assert "no time here says anything about a GPU" in ran.stderr
+    again = invoke("eval", "attention", "--from", str(out / "result.json"), "--out", str(tmp_path / "again"))
+    assert again.exit_code == 0
+    assert again.stdout == ran.stdout
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["tables.md"]
+    assert (tmp_path / "again" / "tables.md").read_text() == (out / "tables.md").read_text() == ran.stdout[:-1]
+
+
+def test_the_quick_preset_runs_every_kind_of_cell(tmp_path):
+    out = tmp_path / "run"
+    ran = invoke("eval", "attention", "--preset", "quick", "--device", "cpu", "--seconds", "0.001", "--out", str(out))
+    assert ran.exit_code == 0, ran.output
+    records = json.loads((out / "result.json").read_text())["records"]
+    assert {record["kind"] for record in records} == {"token-tree", "few-shot"}
+    assert sum("us" in record for record in records) > 10
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", '{"kind": "demo"}', '{"kind": "attention"}'])
+def test_what_is_no_result_is_refused(tmp_path, text):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    ran = invoke("eval", "attention", "--from", str(path))
+    assert ran.exit_code == 2
+    assert "is no result of specdeft eval attention" in ran.output
+    assert invoke("eval", "attention", "--from", str(tmp_path / "none.json")).exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ Ours are attention alone, on another GPU: totals are not comparable between mach
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from specdeft.evaluate.attention import OURS
@@ -65,6 +65,26 @@ def speedups(records: Sequence[Record]) -> str:
         rows.append([f"over {paper.OURS_FOR[name]}, here", *_our_ratios(records, paper.OURS_FOR[name])])
     rows += [[f"over {method}, here", *_our_ratios(records, method)] for method in ("specinfer", "fa2-merge")]
     return markdown(["DeFT-Flatten is faster by", *paper.COLUMNS], rows)
+
+
+def goals(records: Sequence[Record]) -> str:
+    """Cell by cell over stars and trees of thoughts: in how many DeFT-Flatten is faster than a method, and by how much.
+
+    To be faster than q-guided and dense-mask in every cell was the goal; the other two are the ablations.
+    """
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for record in records:
+        if record["kind"] != "token-tree" and "us" in record:
+            cells.setdefault((record["kind"], record["cell"]), {})[record["method"]] = record["us"]
+    rows = []
+    for kind in dict.fromkeys(kind for kind, _ in cells):
+        for method in ("q-guided", "dense-mask", "deft-node", "deft-node-chunk"):
+            found = [us for (each, _), us in cells.items() if each == kind and {OURS, method} <= us.keys()]
+            ratios = [us[method] / us[OURS] for us in found]
+            if ratios:
+                faster = f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
+                rows.append([kind, method, faster, number(min(ratios), ".2f"), number(median(ratios), ".2f")])
+    return markdown(["workloads", "DeFT-Flatten beside", "faster in", "least by", "median by"], rows)
 
 
 def kv_bytes(records: Sequence[Record]) -> str:

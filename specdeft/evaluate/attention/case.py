@@ -20,7 +20,7 @@ PAGE = 16  # KV rows of a page in the paged layout
 ROUND = 64  # the contiguous layout has a multiple of so many slots
 OUTGROWN = 3  # the sets together exceed the cache by this factor
 LEAST_SETS = 2
-MOST_SETS = 64
+MOST_SETS = 256  # outgrows the cache with the smallest model's 1024 rows
 CPU_SETS = 2
 MEMORY_SHARE = 0.4  # of what is free, for all sets in both layouts
 

@@ -6,6 +6,7 @@ Whatever a method raises becomes text in its record, and the run goes on; only a
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -23,6 +24,7 @@ from specdeft.evaluate.attention.presets import Cell, left_out
 from specdeft.evaluate.attention.timing import median_us, time_launches
 
 Record = dict[str, Any]
+PATH = re.compile(r"(?<![\w/.:])~?/(?:[\w.+-]+/)+[\w.+-]+")  # /a/b and ~/a/b; not 1/2, not a URL
 
 
 class DeviceLost(Exception):
@@ -36,13 +38,24 @@ def pending(
 
     `asked` says that the methods were named by the user: then none is left out for being slow.
     """
-    pairs = [
+    return [
         (cell, method)
-        for cell in cells
-        for method in (cell.only or methods)
-        if asked or not left_out(method, cell.workload)
+        for cell, method in _pairs(cells, methods)
+        if record_id(cell, method) not in done and (asked or not left_out(method, cell.workload))
     ]
-    return [pair for pair in pairs if record_id(*pair) not in done]
+
+
+def skipped(cells: Sequence[Cell], methods: Sequence[str], dtype: torch.dtype, ceilings: Ceilings) -> list[Record]:
+    """A record, with the reason, of every method that is left out of a cell unless asked for."""
+    return [
+        describe(cell, dtype, ceilings) | _name(cell, find_method(method)) | {"not_run": reason}
+        for cell, method in _pairs(cells, methods)
+        if (reason := left_out(method, cell.workload))
+    ]
+
+
+def _pairs(cells: Sequence[Cell], methods: Sequence[str]) -> list[tuple[Cell, str]]:
+    return [(cell, method) for cell in cells for method in (cell.only or methods)]
 
 
 def record_id(cell: Cell, method: str) -> str:
@@ -85,7 +98,7 @@ def measure(
             if "error" in found:
                 _check_alive(device, record_id(cell, method.name))
         del case, exact
-        _free(device)
+        release(device)
 
 
 def describe(cell: Cell, dtype: torch.dtype, ceilings: Ceilings) -> Record:
@@ -140,13 +153,14 @@ def _extra_mib(case: Case, ready: Ready) -> float | None:
 
 
 def explain(error: Exception) -> str:
-    """An error in one line."""
+    """An error in one line. Of a path only the file's name is kept: where it lay is of no use to others."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return "out of memory"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    text = PATH.sub(lambda found: found[0].rsplit("/", 1)[1], " ".join(str(error).split()))
+    return f"{type(error).__name__}: {text[:300]}"
 
 
 def _check_alive(device: torch.device, where: str) -> None:
@@ -158,7 +172,7 @@ def _check_alive(device: torch.device, where: str) -> None:
         raise DeviceLost(f"{where}: {explain(error)}") from error
 
 
-def _free(device: torch.device) -> None:
+def release(device: torch.device) -> None:
     """Give back what graphs and cells held, before the next cell asks what is free."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -88,7 +88,7 @@ def nodes(case: Case, variant: str, chunk_size: ChunkSize = "auto") -> Ready:
     real, paper = general.real_traffic(plan), general.paper_traffic(plan)
     return Ready(
         attend,
-        Moved(real.kv, real.masks, real.partials_written + real.partials_read),
+        Moved(real.kv, real.masks, real.partials_written + real.partials_read, real.kv_loads),
         Moved(paper.kv, paper.masks, 0),
         make,
         lambda: plan.grow(0),
@@ -117,9 +117,9 @@ def per_query_plan(case: Case) -> tuple[Plan, int]:
     table = torch.zeros(work.size, longest, dtype=torch.int32, device=case.device)
     table[:, :shared] = case.slots[:shared].to(torch.int32)
     behind = case.visible[:, shared:]
-    for query in range(work.size):
-        rows = behind[query].nonzero()[:, 0] + shared
-        table[query, shared : shared + len(rows)] = case.slots[rows].to(torch.int32)
+    query, row = behind.nonzero(as_tuple=True)
+    place = behind.cumsum(dim=1)[query, row] - 1  # among the rows behind the prefix that the query sees
+    table[query, shared + place] = case.slots[shared + row].to(torch.int32)
     lengths = torch.tensor([work.path_rows[node] - 1 for node in work.queries], device=case.device)
     plan = make_plan(Tree([-1], [0]), lengths, page_table=table)
     k = case.pools[0][0].view(-1, 1, *case.pools[0][0].shape[2:])
@@ -166,8 +166,10 @@ def _contiguous(case: Case) -> Callable[[int], tuple[Tensor, Tensor]]:
 
 
 def _flatten_bytes(case: Case, launch: Launch) -> Moved:
-    count = _chunk_count(case.workload.length, case.workload.size, launch) if case.device.type == "cuda" else 1
-    return flatten_real(case.workload, case.shape, case.q.dtype.itemsize, count)
+    count, blocks = 1, 1
+    if case.device.type == "cuda":
+        count, blocks = _chunk_count(case.workload.length, case.workload.size, launch), launch.blocks
+    return flatten_real(case.workload, case.shape, case.q.dtype.itemsize, count, blocks)
 
 
 def _paper_bytes(case: Case) -> Moved:

@@ -38,7 +38,8 @@ def per_query(case: Case) -> Ready:
 
     itemsize = case.q.dtype.itemsize
     real = per_query_real(case.workload, case.shape, itemsize, count)
-    return Ready(attend, real, per_query_paper(case.workload, case.shape, itemsize), note="pages of 1")
+    paper = per_query_paper(case.workload, case.shape, itemsize)
+    return Ready(attend, real, paper, lambda: per_query_plan(case), note="pages of 1")
 
 
 def dense_mask(case: Case) -> Ready:
@@ -60,6 +61,8 @@ def sdpa_masked(case: Case) -> Ready:
     """torch's scaled_dot_product_attention under the same mask, with grouped heads: by cuDNN on a GPU."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    if case.device.type == "cuda" and case.q.dtype.itemsize != 2:
+        raise NotHere("cuDNN takes 16-bit dtypes")
     rows = min(-(-case.rows // ALIGNED) * ALIGNED, case.flats[0][0].shape[2])
     bias, q = _bias(case, rows)[None, None], case.heads_first
     backend = SDPBackend.CUDNN_ATTENTION if case.device.type == "cuda" else SDPBackend.MATH
@@ -78,10 +81,13 @@ def flash_prefix(case: Case) -> Ready:
     shared, group = case.workload.length, case.shape.group
     if shared < 1:
         raise NotHere("no rows that all queries see")
-    tail = case.visible[:, shared:].repeat_interleave(group, dim=0)  # [Q * G, R - shared]
-    bias = torch.zeros(tail.shape, dtype=torch.float32, device=case.device).masked_fill_(~tail, -math.inf)
-    q = case.packed
-    flash = _flash(case.device)
+    q, flash = case.packed, _flash(case.device)
+
+    def make_bias() -> Tensor:
+        tail = case.visible[:, shared:].repeat_interleave(group, dim=0)  # [Q * G, R - shared]
+        return torch.zeros(tail.shape, dtype=torch.float32, device=case.device).masked_fill_(~tail, -math.inf)
+
+    bias = make_bias()
 
     def attend(index: int) -> Tensor:
         k, v = case.flats[index]
@@ -93,7 +99,7 @@ def flash_prefix(case: Case) -> Ready:
         share, rest = (torch.sigmoid(sign * (lse - lse_behind))[..., None] for sign in (1, -1))  # 1 - share cancels
         return case.unpacked((share * out + rest * behind).to(q.dtype))
 
-    return Ready(attend)
+    return Ready(attend, plan=make_bias)
 
 
 def flex(case: Case) -> Ready:

@@ -16,6 +16,7 @@ from specdeft.evaluate.attention.method import NotHere, Ready
 
 WORKSPACE = 256 << 20
 LAYOUT = "NHD"
+HEAD_DIMS = (64, 128, 256)
 
 
 def two_pass(case: Case) -> Ready:
@@ -25,9 +26,11 @@ def two_pass(case: Case) -> Ready:
     if shared < 1:
         raise NotHere("no rows that all queries see")
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(case.device), LAYOUT, backend="fa2")
-    packed = flashinfer.packbits(case.visible[:, shared:].contiguous().view(-1), bitorder="little")
+    packed: Tensor | None = None
 
     def plan() -> None:
+        nonlocal packed
+        packed = flashinfer.packbits(case.visible[:, shared:].contiguous().view(-1), bitorder="little")
         wrapper.plan(*_arguments(case, shared), causal=False, **_options(case))
 
     def attend(index: int) -> Tensor:
@@ -66,6 +69,8 @@ def _package(case: Case) -> Any:
         raise NotHere("one sequence only")
     if case.device.type != "cuda" or case.q.dtype == torch.float32:
         raise NotHere("needs a GPU and a 16-bit dtype")
+    if case.shape.head_dim not in HEAD_DIMS:
+        raise NotHere(f"takes heads of {', '.join(map(str, HEAD_DIMS))}")
     return _import()
 
 

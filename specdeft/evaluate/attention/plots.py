@@ -44,7 +44,7 @@ def over_chunk_size(records: Sequence[Record]) -> Series:
     """Microseconds of DeFT-Flatten over rows per chunk, per cell."""
     found: Series = {}
     for record in records:
-        if "@" in record["method"] and "us" in record:
+        if record["kind"] == "token-tree" and "@" in record["method"] and "us" in record:
             rows = float(record["method"].partition("@")[2])
             found.setdefault(f"L={record['length']} N={record['nodes']}", []).append((rows, record["us"]))
     return found

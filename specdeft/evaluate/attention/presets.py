@@ -14,7 +14,7 @@ from specdeft.evaluate.attention.workloads import Workload, star, token_tree
 from specdeft.trees import Tree
 
 PAPER = "paper"
-PRESETS = (*SHAPES, PAPER)
+QUICK = "quick"
 NODES = (32, 64, 128, 256)
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
 LONGEST = {131072: (64, 256)}  # node counts at lengths where not all are measured
@@ -61,6 +61,12 @@ def grid(
         return [*cells, *(replace(cell, only=ablation) for cell in cells if ablation)]
     places = [(cell.workload.length, cell.workload.size) for cell in cells]
     return [*cells, *(replace(cell, only=ablation) for cell, at in zip(cells, places, strict=True) if at in CHUNKS_AT)]
+
+
+def quick() -> list[Cell]:
+    """Every kind of cell at its smallest: whether everything works, in seconds and also on a CPU. No times to quote."""
+    heads = "4x2x16"
+    return [*grid(heads, (100,), (32,), (32,)), Cell(find_shape(heads), star(3, 60, 9))]
 
 
 def paper(data: Path, trees: int = 1, steps: int = 16) -> list[Cell]:

@@ -10,7 +10,7 @@ from specdeft.evaluate.attention import beside, table
 from specdeft.evaluate.attention.markdown import markdown, number
 
 Result = dict[str, Any]
-KIND, PROFILE, ACCURACY = "attention", "attention-profile", "accuracy"
+KIND, PROFILE, ACCURACY, CHUNKS = "attention", "attention-profile", "accuracy", "chunk-sizes"
 NOTHING = "No results of this kind are recorded yet.\n"
 
 
@@ -59,6 +59,20 @@ def _utilisation(results: dict[str, Result], folder: str) -> str:
     return markdown(head, rows) + origin(name, result, folder)
 
 
+def _tuned(results: dict[str, Result], folder: str) -> str:
+    name, result = newest(results, CHUNKS)
+    if result is None:
+        return NOTHING
+    rows = []
+    for point in result["points"]:
+        size, us = min(point["by_size"].items(), key=lambda pair: pair[1], default=("", None))
+        row = [point["shape"], str(point["length"]), str(point["nodes"]), str(point.get("batch", 1))]
+        kept = "yes" if point["best"] else "no"
+        rows.append([*row, number(point["rule_us"]), size, number(us), kept])
+    head = ["heads", "L", "N", "B", "us by the rule", "fastest size", "us", "kept"]
+    return markdown(head, rows) + origin(name, result, folder)
+
+
 def _accuracy(results: dict[str, Result], folder: str) -> str:
     name, result = newest(results, ACCURACY)
     if result is None:
@@ -101,11 +115,14 @@ TABLES: dict[str, Callable[[dict[str, Result], str], str]] = {
     "attention_bytes": _from("llama3-8b", table.moved),
     "attention_host": _from("llama3-8b", table.host),
     "attention_chunks": _from("llama3-8b", table.chunk_sizes),
-    "attention_failures": _from("llama3-8b", table.failures),
+    "attention_failures": _from("llama3-8b", lambda records: table.failures(records) + table.absent(records)),
+    "attention_tuned": _tuned,
     "attention_paper_decode": _from("paper", beside.decode),
     "attention_paper_seconds": _from("paper", beside.attention),
     "attention_paper_speedups": _from("paper", beside.speedups),
     "attention_paper_prompts": _from("paper", beside.prompts),
+    "attention_paper_goals": _from("paper", beside.goals),
+    "attention_paper_failures": _from("paper", table.failures),
     "attention_paper_kv": _from("paper", beside.kv_bytes),
     "attention_paper_others": _from("paper", beside.other_models),
     "attention_utilisation": _utilisation,
@@ -116,13 +133,19 @@ TABLES: dict[str, Callable[[dict[str, Result], str], str]] = {
 
 def printed(result: Result) -> str:
     """What the command prints of a run: the tables that it has numbers for."""
-    results = {"this run": result | {"settings": {**result["settings"]}}}
+    results = {"this run": result}
     if result["kind"] == PROFILE:
         return _utilisation(results, ".")
     if result["kind"] == ACCURACY:
         return f"{_accuracy(results, '.')}\n{_perplexity(results, '.')}"
     records = result["records"]
-    tables = [table.times(records), table.failures(records)]
+    tables = [table.times(records)]
+    if sizes := {record["nodes"] for record in records if record["kind"] == "token-tree"}:
+        nodes = 64 if 64 in sizes else min(sizes)
+        tables += [table.moved(records, nodes), table.host(records, nodes)]
     if any("@" in record["method"] for record in records):
-        tables.insert(1, table.chunk_sizes(records))
-    return "\n".join(tables)
+        tables.append(table.chunk_sizes(records))
+    if any("column" in record for record in records):  # the paper's workloads
+        makes = (beside.attention, beside.speedups, beside.goals, beside.prompts, beside.kv_bytes, beside.other_models)
+        tables += [make(records) for make in makes]
+    return "\n".join([*tables, table.failures(records)])

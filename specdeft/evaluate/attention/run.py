@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from specdeft.evaluate.attention.floors import Ceilings, measure_ceilings
-from specdeft.evaluate.attention.measure import DeviceLost, line, measure, pending, record_id
+from specdeft.evaluate.attention.measure import DeviceLost, line, measure, pending, record_id, skipped
 from specdeft.evaluate.attention.methods import find_method
 from specdeft.evaluate.attention.presets import Cell
 from specdeft.evaluate.records import appending, finished
@@ -42,6 +42,8 @@ def run(what: Run, settings: dict[str, Any], path: Path | None, say: Callable[[s
     for method in what.methods:
         find_method(method)
     done = finished(path, settings)
+    if what.asked:  # what an earlier run left out, or could not run, is tried now that it is named
+        done = {name: record for name, record in done.items() if "not_run" not in record}
     with appending(path, settings) as write:
         if CEILINGS not in done:
             found = measure_ceilings(what.device, what.dtype, what.seconds)
@@ -51,6 +53,10 @@ def run(what: Run, settings: dict[str, Any], path: Path | None, say: Callable[[s
         rates = f"{limits['bytes_per_second'] / 1e12:.3f} TB/s, {limits['flops_per_second'] / 1e12:.4g} TFLOP/s"
         say(f"copy and matrix product in this run: {rates}")
         left = pending(what.cells, what.methods, done, what.asked)
+        for record in [] if what.asked else skipped(what.cells, what.methods, what.dtype, Ceilings(**limits)):
+            if record["id"] not in done:
+                write(record)
+                done[record["id"]] = record
         try:
             for number, record in enumerate(measure(left, what.dtype, what.device, Ceilings(**limits), what.seconds)):
                 write(record)

@@ -10,7 +10,7 @@ from specdeft.evaluate.attention.markdown import markdown, number, three_digits
 
 Record = dict[str, Any]
 
-# (L, N, unit, at most): what one Llama-3-8B layer in bfloat16 on one H200 should reach
+# (L, N, unit or field, at most): what one Llama-3-8B layer in bfloat16 on one H200 should reach
 GOALS = (
     (1024, 64, "us", 9.0),
     (16384, 32, "x floor", 1.5),
@@ -20,8 +20,13 @@ GOALS = (
     (65536, 64, "x floor", 1.3),
     (65536, 256, "x floor", 1.3),
     (131072, 64, "x floor", 1.25),
+    (131072, 256, "MiB extra", 64.0),
 )
+FIELDS = {"us": "us", "x floor": "ratio", "MiB extra": "extra_mib"}
+SIXTEEN = tuple((length, nodes) for length in (1024, 4096, 16384, 65536) for nodes in (32, 64, 128, 256))
 OWN = "specdeft"
+ABLATIONS = ("deft-node", "deft-node-chunk")
+PEERS = ("sdpa", "fa2-merge", "flex", "flashinfer", "flashinfer-mask")  # of `methods.METHODS`
 
 
 def by_cell(records: Sequence[Record]) -> dict[tuple[int, int], dict[str, Record]]:
@@ -80,17 +85,17 @@ def times(records: Sequence[Record]) -> str:
 
 def moved(records: Sequence[Record], nodes: int = 64) -> str:
     """Megabytes per layer at N nodes: KV, masks, partial results, as they are and as the paper counts; and memory."""
-    head = ["method", "L", "KV", "masks", "partials", "KV (paper)", "masks (paper)", "partials (paper)", "extra MiB"]
+    parts = [("real_bytes", part) for part in ("kv", "kv_loads", "masks", "partials")]
+    parts += [("paper_bytes", part) for part in ("kv", "masks", "partials")]
+    head = ["method", "L", "KV", "KV loads", "masks", "partials"]
+    head += ["KV (paper)", "masks (paper)", "partials (paper)", "extra MiB"]
     rows = []
     for record in records:
         if record["kind"] != "token-tree" or record["nodes"] != nodes or "us" not in record or "@" in record["method"]:
             continue
-        counts = [
-            number(None if record[key] is None else record[key][part] / 1e6)
-            for key in ("real_bytes", "paper_bytes")
-            for part in ("kv", "masks", "partials")
-        ]
-        rows.append([record["method"], str(record["length"]), *counts, number(record["extra_mib"])])
+        counts = [(record[key] or {}).get(part) for key, part in parts]
+        shown_counts = [number(None if count is None else count / 1e6) for count in counts]
+        rows.append([record["method"], str(record["length"]), *shown_counts, number(record["extra_mib"])])
     return markdown(head, rows)
 
 
@@ -119,10 +124,38 @@ def goals(records: Sequence[Record]) -> str:
     cells, rows = by_cell(records), []
     for length, nodes, unit, at_most in GOALS:
         ours = cells.get((length, nodes), {}).get(OURS)
-        reached = None if ours is None or "us" not in ours else ours["us"] if unit == "us" else ours["ratio"]
+        reached = None if ours is None or "us" not in ours else ours[FIELDS[unit]]
         met = "" if reached is None else "yes" if reached <= at_most else "no"
         rows.append([str(length), str(nodes), f"{at_most:g} {unit}", number(reached), met])
-    return markdown(["L", "N", "at most", "measured", "met"], rows)
+    return markdown(["L", "N", "at most", "measured", "met"], [*rows, _everywhere(cells)])
+
+
+def _everywhere(cells: dict[tuple[int, int], dict[str, Record]]) -> list[str]:
+    """The goal to be faster than every peer and both ablations in all of SIXTEEN; open where a peer was not timed."""
+    found = [cells.get(at, {}) for at in SIXTEEN]
+    least = [ratio for ratio in map(_least, found) if ratio is not None]
+    timed = {peer: sum("us" in each.get(peer, ()) for each in found) for peer in PEERS}
+    untimed = [f"{peer} in {count}" for peer, count in timed.items() if count < len(SIXTEEN)]
+    goal = ["all 16", "all 16", f"the time of every peer, {' and '.join(ABLATIONS)}"]
+    if not least:
+        return [*goal, "", ""]
+    faster = sum(ratio > 1 for ratio in least)
+    measured = f"{faster} of {len(least)}, by {min(least):.2f} or more"
+    if untimed:
+        measured += f"; timed were only {', '.join(untimed)}"
+    met = "no" if faster < len(least) else "open" if untimed or len(least) < len(SIXTEEN) else "yes"
+    return [*goal, measured, met]
+
+
+def _least(found: dict[str, Record]) -> float | None:
+    """How much slower the fastest peer or ablation of a cell is than ours."""
+    ours = found.get(OURS, {}).get("us")
+    others = [
+        record["us"]
+        for method, record in found.items()
+        if "us" in record and (record["of"] != OWN or method in ABLATIONS)
+    ]
+    return min(others) / ours if ours and others else None
 
 
 def chunk_sizes(records: Sequence[Record]) -> str:
@@ -130,7 +163,7 @@ def chunk_sizes(records: Sequence[Record]) -> str:
     sizes = sorted({int(record["method"].partition("@")[2]) for record in records if "@" in record["method"]})
     cells: dict[tuple[int, int], dict[str, Record]] = {}
     for record in records:
-        if record["method"] == OURS or "@" in record["method"]:
+        if record["kind"] == "token-tree" and (record["method"] == OURS or "@" in record["method"]):
             cells.setdefault((record["length"], record["nodes"]), {})[record["method"]] = record
     head = ["L", "N", "auto", *map(str, sizes)]
     rows = [
@@ -152,6 +185,10 @@ def failures(records: Sequence[Record]) -> str:
     rows = [
         [method, why.replace("|", "\\|"), f"{len(cells)}, first {cells[0]}"] for (method, why), cells in reasons.items()
     ]
-    return (
-        markdown(["method", "why there is no time", "cells"], rows) if rows else "Every method was timed everywhere.\n"
-    )
+    return markdown(["method", "why there is no time", "cells"], rows) if rows else "Every record has a time.\n"
+
+
+def absent(records: Sequence[Record]) -> str:
+    """The peers that a run has no record of at all, in a sentence; empty if there are none."""
+    missing = sorted(set(PEERS) - {record["method"] for record in records})
+    return f"\nThis result has no record of {', '.join(missing)}.\n" if missing else ""

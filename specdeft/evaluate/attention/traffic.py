@@ -1,8 +1,9 @@
 """Bytes that one launch of a method moves for KV, masks and partial results, by closed forms. Knows no tensors.
 
-Two accountings. The real one is what a method asks memory for, KV once per kv head and chunk. The paper's (DeFT, arXiv
-2404.00242, tables 7 and 17) counts KV once per query head, although grouped heads share it, and nothing of queries and
-outputs; what is read again for each block of 32 queries it counts for DeFT-Node and not for DeFT-Flatten.
+Two accountings. The real one is what a method asks memory for: KV once for all queries that attend together (`kv`), and
+again for every block of query rows that loads it (`kv_loads`), which is what compares between methods. The paper's
+(DeFT, arXiv 2404.00242, tables 7 and 17) counts KV once per query head, although grouped heads share it, and nothing of
+queries and outputs; what is read again for each block of 32 queries it counts for DeFT-Node and not for DeFT-Flatten.
 """
 
 from __future__ import annotations
@@ -19,15 +20,20 @@ SLOT = 4  # bytes of a place in a page table
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes of K and V, of masks and row indices, of partial results (written plus read)."""
+    """Bytes of K and V, of masks and row indices, of partial results (written plus read).
+
+    kv_loads: K and V as often as blocks of query rows load them. What exceeds `kv` is read again, from the L2 cache if
+    all goes well. None where nobody counts it.
+    """
 
     kv: int
     masks: int
     partials: int
+    kv_loads: int | None = None
 
     @property
     def total(self) -> int:
-        """All three."""
+        """KV once, masks and partial results."""
         return self.kv + self.masks + self.partials
 
 
@@ -41,14 +47,15 @@ def partial_bytes(rows: int, head_dim: int) -> int:
     return 2 * rows * (head_dim + 1) * FP32
 
 
-def flatten_real(workload: Workload, shape: Shape, itemsize: int, chunks: int) -> Moved:
-    """DeFT-Flatten over a token tree: `chunks` chunks, all queries in each; mask words for the tree's rows alone."""
+def flatten_real(workload: Workload, shape: Shape, itemsize: int, chunks: int, blocks: int) -> Moved:
+    """DeFT-Flatten over a token tree: `chunks` chunks, all queries in each, as `blocks` blocks of query rows.
+
+    Mask words are read for the tree's rows alone.
+    """
     words = -(-workload.size // 64)
-    return Moved(
-        workload.total_rows * row_bytes(shape.kv_heads, shape.head_dim, itemsize),
-        workload.size * words * WORD * shape.kv_heads,
-        partial_bytes(workload.size * shape.q_heads * chunks, shape.head_dim),
-    )
+    kv = workload.total_rows * row_bytes(shape.kv_heads, shape.head_dim, itemsize)
+    masks = workload.size * words * WORD * shape.kv_heads
+    return Moved(kv, masks, partial_bytes(workload.size * shape.q_heads * chunks, shape.head_dim), blocks * kv)
 
 
 def flatten_paper(workload: Workload, shape: Shape, itemsize: int) -> Moved:
@@ -61,7 +68,7 @@ def per_query_real(workload: Workload, shape: Shape, itemsize: int, chunks: int)
     """Every query reads its own path through a table of places, `chunks` chunks each."""
     kv = workload.pairs * row_bytes(shape.kv_heads, shape.head_dim, itemsize)
     partials = partial_bytes(workload.size * shape.q_heads * chunks, shape.head_dim)
-    return Moved(kv, workload.pairs * SLOT * shape.kv_heads, partials)
+    return Moved(kv, workload.pairs * SLOT * shape.kv_heads, partials, kv)
 
 
 def per_query_paper(workload: Workload, shape: Shape, itemsize: int) -> Moved:
@@ -73,7 +80,7 @@ def bit_masked_real(workload: Workload, shape: Shape, itemsize: int, chunks: int
     """Every query reads all rows of the tree, and its `words` mask words once per kv head."""
     kv = workload.size * workload.total_rows * row_bytes(shape.kv_heads, shape.head_dim, itemsize)
     partials = partial_bytes(workload.size * shape.q_heads * chunks, shape.head_dim)
-    return Moved(kv, workload.size * words * WORD * shape.kv_heads, partials)
+    return Moved(kv, workload.size * words * WORD * shape.kv_heads, partials, kv)
 
 
 def bit_masked_paper(workload: Workload, shape: Shape, itemsize: int, words: int) -> Moved:

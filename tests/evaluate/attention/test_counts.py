@@ -41,8 +41,9 @@ def test_ceilings_are_measured():
 
 
 def test_flatten_reads_kv_once_and_the_paper_counts_it_per_query_head():
-    real, paper = flatten_real(WORK, SHAPE, 2, chunks=3), flatten_paper(WORK, SHAPE, 2)
+    real, paper = flatten_real(WORK, SHAPE, 2, chunks=3, blocks=2), flatten_paper(WORK, SHAPE, 2)
     assert real.kv == 13 * 2 * 2 * 16 * 2
+    assert real.kv_loads == 2 * real.kv
     assert real.masks == 3 * 1 * 8 * 2
     assert real.partials == partial_bytes(3 * 4 * 3, 16) == 2 * 36 * 17 * 4
     assert paper.kv == 2 * real.kv  # 4 query heads, 2 kv heads
@@ -50,7 +51,8 @@ def test_flatten_reads_kv_once_and_the_paper_counts_it_per_query_head():
 
 
 def test_queries_by_themselves_read_their_paths():
-    assert per_query_real(WORK, SHAPE, 2, chunks=1).kv == 36 * 2 * 2 * 16 * 2
+    real = per_query_real(WORK, SHAPE, 2, chunks=1)
+    assert real.kv == real.kv_loads == 36 * 2 * 2 * 16 * 2
     assert per_query_paper(WORK, SHAPE, 2).kv == 36 * 2 * 4 * 16 * 2
 
 

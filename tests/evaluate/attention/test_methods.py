@@ -2,12 +2,14 @@
 
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specdeft.errors import SpecdeftError
-from specdeft.evaluate.attention.case import make_case
+from specdeft.evaluate.attention import table
+from specdeft.evaluate.attention.case import how_many_sets, make_case
 from specdeft.evaluate.attention.exact import TOLERANCES, exact_attention, relative_error, worst_row_error
 from specdeft.evaluate.attention.method import NotHere
 from specdeft.evaluate.attention.methods import METHODS, find_method
@@ -27,6 +29,8 @@ def test_a_method_gives_exact_attention_over_every_set(case, name):
     ready = find_method(name).prepare(case)
     for index in range(len(case.flats)):
         assert worst_row_error(ready.launch(index), exact_attention(case, index)) < TOLERANCES[torch.float32]
+    if name in (*table.PEERS, "q-guided", "dense-mask"):
+        assert ready.plan is not None  # a new tree is work for all of them
     for work in (ready.plan, ready.step):
         if work is not None:
             work()
@@ -36,6 +40,11 @@ def test_a_method_gives_exact_attention_over_every_set(case, name):
 def test_what_needs_a_gpu_says_so(case, name):
     with pytest.raises(NotHere):
         find_method(name).prepare(case)
+
+
+def test_the_peers_that_a_whole_run_has_are_those_of_the_table():
+    assert [name for name, method in METHODS.items() if method.of == "peer"] == list(table.PEERS)
+    assert set(table.ABLATIONS) < METHODS.keys()
 
 
 def test_flex_attention_under_our_block_mask_is_exact(case):
@@ -94,6 +103,17 @@ def test_the_same_rows_lie_in_both_layouts(case):
             rows = pool.flatten(0, 1)[case.slots]  # [R, Hkv, D]
             assert torch.equal(rows.transpose(0, 1), flat[0, :, : case.rows])
     assert torch.equal(case.unpacked(case.packed), case.q)
+
+
+def test_sets_outgrow_the_cache_also_for_the_smallest_model(monkeypatch):
+    gpu = SimpleNamespace(L2_cache_size=60 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (140 << 30, 141 << 30))
+    smallest = 2 * 1088 * 3 * 64 * 2  # SmolLM2-135M, 1024 + 32 rows
+    cuda = torch.device("cuda")
+    assert how_many_sets(smallest, cuda) * smallest > 3 * gpu.L2_cache_size
+    assert how_many_sets(1 << 30, cuda) == 2
+    assert how_many_sets(smallest, torch.device("cpu")) == 2
 
 
 @pytest.mark.parametrize("name", ["deft-flaten", "deft-flatten@", "deft-node@64"])

@@ -10,6 +10,7 @@ from specdeft.attention.chunk_table import Entry
 from specdeft.errors import SpecdeftError
 from specdeft.evaluate.accuracy import METHODS, attention_errors, perplexity
 from specdeft.evaluate.attention import measure, methods, profile, timing
+from specdeft.evaluate.attention import tune as tuning
 from specdeft.evaluate.attention.method import Ready
 from specdeft.evaluate.attention.presets import grid
 from specdeft.evaluate.attention.run import Run, run
@@ -38,6 +39,23 @@ def test_every_record_is_on_disk_and_a_second_run_measures_nothing_again(tmp_pat
     assert again == json.loads(json.dumps(found))
     with pytest.raises(SpecdeftError, match="was written with preset 'tiny'"):
         run(a_run("deft-flatten"), {"preset": "other"}, path, lambda line: None)
+
+
+def test_what_is_left_out_is_recorded_with_the_reason_until_it_is_asked_for(tmp_path):
+    path, cells = tmp_path / "records.jsonl", grid("4x2x16", (40,), (32,), ())
+    usual = Run(cells, ("deft-flatten", "flex"), torch.float32, CPU, 0.002, asked=False)
+    ours, left = run(usual, SETTINGS, path, lambda line: None)["records"]
+    assert ours["us"] > 0
+    assert left["method"] == "flex"
+    assert "compiles for long" in left["not_run"]
+    asked = Run(cells, ("flex",), torch.float32, CPU, 0.002, asked=True)
+    [tried] = run(asked, SETTINGS, path, lambda line: None)["records"]
+    assert tried["not_run"] == "compiles for minutes on a CPU"
+
+
+def test_an_error_names_files_and_not_where_they_lay():
+    text = measure.explain(OSError("no /opt/some/kernels/a.cu, ~/b/c.h; 1/2 of https://x.org/y/z"))
+    assert text == "OSError: no a.cu, c.h; 1/2 of https://x.org/y/z"
 
 
 def test_a_method_that_there_is_not_is_found_out_before_anything_is_measured(tmp_path):
@@ -89,12 +107,22 @@ def test_a_profile_is_read_back_per_launch():
     assert profile.launch(grid("4x2x16", (40,), (32,))[0], "deft-node", torch.float32, CPU) == profile.LAUNCHES
 
 
-def test_tuning_measures_sizes_that_cut_and_keeps_what_gains():
-    [point] = tune([SHAPE], [100], [32], [16, 64, 4096], torch.float32, CPU, 0.002)
-    assert list(point.by_size) == [16, 64]
-    assert "rule" in point.line()
-    fastest = min(point.by_size.values())
-    assert (point.best is not None) == (fastest < 0.98 * point.rule_us)
+def test_tuning_measures_sizes_that_cut():
+    one, three = tune([SHAPE], [100], [32], [1, 3], [64, 4096], torch.float32, CPU, 0.002)
+    assert (list(one.by_size), list(three.by_size)) == ([64], [64])
+    assert (one.batch, three.batch) == (1, 3)
+    assert "B=3: rule" in three.line()
+
+
+def test_tuning_keeps_what_gains_and_stops_where_it_is_hopeless(monkeypatch):
+    times = {"auto": 10.0, 64: 9.0, 32: 30.0, 16: 1.0}
+    monkeypatch.setattr(tuning, "_time", lambda case, size, seconds: times[size])
+    [point] = tune([SHAPE], [100], [32], [3], [16, 32, 64], torch.float32, CPU, 0.002)
+    assert point.by_size == {64: 9.0, 32: 30.0}
+    assert point.best == Entry(rows=32 * 2, slots=192, head_dim=16, heads=3 * 2, chunk_size=64)
+    times[64] = 9.9
+    [point] = tune([SHAPE], [100], [32], [3], [64], torch.float32, CPU, 0.002)
+    assert point.best is None
 
 
 def test_new_entries_replace_those_of_the_same_shapes():
