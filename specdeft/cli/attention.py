@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from specdeft.cli.devices import find_device
 from specdeft.cli.numbers import numbers
 from specdeft.cli.options import json_option
 
@@ -53,7 +54,7 @@ def attention(preset: str, out: Path | None, as_json: bool, **given: Any) -> Non
     from specdeft.evaluate.attention.run import Run, run
     from specdeft.evaluate.provenance import provenance
 
-    device = torch.device(given["device"] or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = find_device(given["device"])
     dtype = getattr(torch, given["dtype"] or ("bfloat16" if device.type == "cuda" else "float32"))
     where = provenance(SimpleNamespace(device=device, dtype=dtype))
     if given["profiled"]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from specdeft.cli.devices import find_device
 from specdeft.cli.numbers import numbers
 from specdeft.cli.options import json_option
 
@@ -28,7 +29,7 @@ def tune() -> None:
 @click.option("--batches", callback=numbers, metavar="B,B,...", help="Sequences at once.")
 @click.option("--chunk-sizes", callback=numbers, metavar="C,C,...", help="Rows per chunk to try.")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
-@click.option("--device", metavar="DEVICE", default="cuda", show_default=True, help="cuda or cuda:N.")
+@click.option("--device", metavar="DEVICE", help="cuda or cuda:N. Default: cuda.")
 @click.option("--seconds", type=click.FloatRange(min=0.001), default=0.03, show_default=True, help="Time per size.")
 @click.option("--out", type=click.Path(path_type=Path), help="The table's file. Default: this user's table of the GPU.")
 @json_option
@@ -46,8 +47,8 @@ def attention(shapes: tuple[str, ...], out: Path | None, as_json: bool, **given:
     from specdeft.evaluate.attention.shapes import SHAPES, find_shape
     from specdeft.evaluate.provenance import provenance
 
-    device = torch.device(given["device"])
-    if device.type != "cuda" or not torch.cuda.is_available():
+    device = find_device(given["device"])
+    if device.type != "cuda":
         raise SpecdeftError("chunk sizes are of the GPU kernels: there is nothing to tune without a CUDA device.")
     where = provenance(SimpleNamespace(device=device, dtype=getattr(torch, given["dtype"])))
     points = []

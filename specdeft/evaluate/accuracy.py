@@ -48,8 +48,12 @@ def attention_errors(
                         yield found | {"error": explain(error)}
 
 
-def perplexity(model: Any, heads: Any, tree: Tree, prompt: Sequence[int], tokens: int) -> Record:
+def perplexity(
+    model: Any, heads: Any, tree: Tree, prompt: Sequence[int], tokens: int, chunk_size: int | str = "auto"
+) -> Record:
     """Perplexity of a greedy text of `tokens` tokens, by the passes that decoded it and by one plain pass.
+
+    `chunk_size` is of the passes that decode: rows of KV per chunk, or "auto".
 
     Returns:
         "specdeft" and "transformers", the two perplexities of the same tokens; "largest", the largest difference of a
@@ -58,7 +62,10 @@ def perplexity(model: Any, heads: Any, tree: Tree, prompt: Sequence[int], tokens
     config, eos = model.generation_config, model.generation_config.eos_token_id
     config.eos_token_id = None  # the text has its full length
     try:
-        out = generate(model, heads, list(prompt), tree=tree, max_new_tokens=tokens, return_logprobs=True)
+        out = generate(
+            model, heads, list(prompt),
+            tree=tree, chunk_size=chunk_size, max_new_tokens=tokens, return_logprobs=True,
+        )  # fmt: skip
     finally:
         config.eos_token_id = eos
     ours = torch.tensor(out.logprobs, dtype=torch.float64)

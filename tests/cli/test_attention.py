@@ -56,6 +56,7 @@ def test_what_is_no_result_is_refused(tmp_path, text):
     [
         (["--preset", "llama4"], "no heads named llama4"),
         (["--nodes", "33"], "deft-33"),
+        (["--device", "foo"], "expected cpu, cuda or cuda:N"),
         (["--lengths", "1k"], "whole numbers separated by commas"),
         (["--lengths", "0"], "at least 1"),
         (["--methods", "fast"], "no method 'fast'"),
