@@ -44,10 +44,10 @@ def ls(as_json: bool) -> None:
         click.echo(json.dumps([{"name": name, **dataclasses.asdict(config)} for name, config in shelf], indent=2))
         return
     name_column = max((len(name) for name, _ in shelf), default=4)
-    click.echo(f"{'name':{name_column}}  kind    heads  blocks  base model")
+    click.echo(f"{'name':{name_column}}  kind       heads  blocks  base model")
     for name, config in shelf:
         click.echo(
-            f"{name:{name_column}}  {config.kind:6}  {config.num_heads:5}  {config.num_layers:6}  {config.base_model}"
+            f"{name:{name_column}}  {config.kind:9}  {config.num_heads:5}  {config.num_layers:6}  {config.base_model}"
         )
 
 

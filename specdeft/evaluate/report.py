@@ -37,7 +37,7 @@ def _acceptance(result: Result) -> dict[str, str]:
         "tau": f"{summary['tau']:.2f}",
         "expected": _number(summary.get("expected_tau"), ".2f"),
         "returned at depth 1, 2, ...": _shares(summary["depths"]),
-        "equal to plain": f"{summary['equal']} of {summary['n_ok']}" if compared else "",
+        "equal to plain": f"{summary['equal']} of {summary.get('compared', summary['n_ok'])}" if compared else "",
         "parted at a near-tie": str(summary["near_ties"]) if compared else "",
         "device": f"{origin['device']}, {origin['dtype']}",
     }

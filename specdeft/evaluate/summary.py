@@ -11,8 +11,9 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     """Totals over all records and, where there are several, per category.
 
     `tau` is tokens after the first over passes, both summed, so that long answers weigh as they do in use. `depths` is
-    the share of passes that returned a drafted token of that depth. Speeds count whole calls, prompts included. Failed
-    items are counted, and enter nothing else.
+    the share of passes that returned a drafted token of that depth. Speeds count whole calls, prompts included; the
+    ratio to plain decoding is that of the prompts that were `compared`. Failed items are counted, and enter nothing
+    else.
     """
     whole = _totals(records)
     categories = list(dict.fromkeys(record["category"] for record in records))
@@ -38,15 +39,16 @@ def _totals(records: Sequence[Record]) -> dict[str, Any]:
     }
     compared = [record for record in ok if "equal" in record]
     if compared:
-        plain_tokens, plain_seconds = (
-            sum(record[key] for record in compared) for key in ("plain_tokens", "plain_seconds")
+        ours, seconds, plain_tokens, plain_seconds = (
+            sum(record[key] for record in compared) for key in ("tokens", "seconds", "plain_tokens", "plain_seconds")
         )
         plain_speed = plain_tokens / plain_seconds
         totals |= {
+            "compared": len(compared),
             "equal": sum(record["equal"] for record in compared),
             "near_ties": sum(record["near_tie"] for record in compared),
             "plain_tokens_per_second": plain_speed,
-            "ratio": totals["tokens_per_second"] / plain_speed,
+            "ratio": ours / seconds / plain_speed,
         }
     return totals
 
@@ -62,10 +64,10 @@ def lines(summary: dict[str, Any], expected_tau: float | None) -> Iterator[str]:
     yield "returned at depth " + ", ".join(f"{depth}: {share:.1%}" for depth, share in enumerate(summary["depths"], 1))
     yield f"{summary['tokens_per_second']:.1f} tokens/s"
     if "ratio" in summary:
-        other = summary["n_ok"] - summary["equal"] - summary["near_ties"]
+        other = summary["compared"] - summary["equal"] - summary["near_ties"]
         yield f"plain decoding {summary['plain_tokens_per_second']:.1f} tokens/s: ratio {summary['ratio']:.2f}"
         yield (
-            f"equal to plain decoding: {summary['equal']} of {summary['n_ok']}; "
+            f"equal to plain decoding: {summary['equal']} of {summary['compared']}; "
             f"parted at a near-tie: {summary['near_ties']}; parted otherwise: {other}"
         )
     column = max((len(name) for name in summary.get("categories", ())), default=0)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from specdeft.heads import DraftHeads, HydraHeads
+from specdeft.heads import DraftHeads, HydraHeads, RecurrentHeads
 from specdeft.trees import Tree
 
 
@@ -50,10 +50,12 @@ def tree_tensors(tree: Tree, device: torch.device) -> TreeTensors:
 class Level:
     """The nodes of one depth and their P different parents, which have paths of d nodes, root first; all int64.
 
-    paths [P, d]; per node of the level [M]: `node` its id, `parent` the row of its parent in `paths`, `rank`.
+    paths [P, d]; `above` [P]: the row of each parent's own parent in the paths of the level before (0 for the root);
+    per node of the level [M]: `node` its id, `parent` the row of its parent in `paths`, `rank`.
     """
 
     paths: Tensor
+    above: Tensor
     node: Tensor
     parent: Tensor
     rank: Tensor
@@ -64,7 +66,8 @@ class Level:
 def tree_levels(tree: Tree, device: torch.device) -> tuple[Level, ...]:
     """The levels of `tree` below the root, on `device`."""
     paths: dict[int, list[int]] = {0: [0]}
-    levels = []
+    levels: list[Level] = []
+    before = [0]  # the parents of the level before
     for depth in range(1, tree.max_depth + 1):
         nodes = [node for node in range(tree.size) if tree.depths[node] == depth]
         parents = list(dict.fromkeys(tree.parents[node] for node in nodes))
@@ -72,12 +75,14 @@ def tree_levels(tree: Tree, device: torch.device) -> tuple[Level, ...]:
         levels.append(
             Level(
                 torch.tensor([paths[parent] for parent in parents], device=device),
+                torch.tensor([before.index(max(tree.parents[parent], 0)) for parent in parents], device=device),
                 torch.tensor(nodes, device=device),
                 torch.tensor([parents.index(tree.parents[node]) for node in nodes], device=device),
                 torch.tensor(ranks, device=device),
                 max(ranks) + 1,
             )
         )
+        before = parents
         paths |= {node: [*paths[tree.parents[node]], node] for node in nodes}
     return tuple(levels)
 
@@ -98,11 +103,17 @@ def draft(heads: DraftHeads, tree: Tree, token: Tensor, hidden: Tensor, lm_head:
     """
     if tree.size == 1:
         return token[:, None]
-    if not isinstance(heads, HydraHeads):
+    if not heads.sees_tokens:
         return fill(tree, token, heads.propose(hidden, lm_head, tree.width, depths=tree.max_depth).ids)
     tokens = token[:, None].repeat(1, tree.size)  # [B, N]
-    for level in tree_levels(tree, token.device):
-        guesses = heads.propose_level(hidden, tokens[:, level.paths], embed, lm_head, level.width)  # [B, P, width]
+    states = hidden[:, None]  # [B, P, H], those of a level's parents
+    for depth, level in enumerate(tree_levels(tree, token.device)):
+        if isinstance(heads, RecurrentHeads):
+            states = heads.advance(states[:, level.above], embed(tokens[:, level.paths[:, -1]]), depth)
+            guesses = heads.guess(states, lm_head, level.width, depth)  # [B, P, width]
+        else:
+            assert isinstance(heads, HydraHeads)
+            guesses = heads.propose_level(hidden, tokens[:, level.paths], embed, lm_head, level.width)
         tokens[:, level.node] = guesses.ids[:, level.parent, level.rank]
     return tokens
 

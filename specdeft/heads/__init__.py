@@ -7,5 +7,6 @@ from specdeft.heads.files import HeadsConfig
 from specdeft.heads.fingerprint import fingerprint
 from specdeft.heads.hydra import HydraHeads
 from specdeft.heads.model import Draft, DraftHeads
+from specdeft.heads.recurrent import RecurrentHeads
 
-__all__ = ["Draft", "DraftHeads", "HeadsConfig", "HydraHeads", "fingerprint"]
+__all__ = ["Draft", "DraftHeads", "HeadsConfig", "HydraHeads", "RecurrentHeads", "fingerprint"]

@@ -16,6 +16,7 @@ from specdeft.heads.fingerprint import fingerprint
 from specdeft.heads.model import DraftHeads, empty_heads, template_sha256
 from specdeft.heads.output import output_layer, output_sizes, output_weight
 from specdeft.heads.prefix import PrefixConfig
+from specdeft.heads.recurrent import RecurrentHeads
 
 
 @torch.no_grad()
@@ -40,13 +41,16 @@ def new_heads(
     config = HeadsConfig(
         kind, num_heads, num_layers, hidden_size, vocab_size, lm_head, name, fingerprint(model),
         template_sha256(chat_template), draft_vocab_size=None if ids is None else len(ids),
-        prefix=_prefix_like(model) if prefix else None,
+        prefix=PrefixConfig(_config(model).num_attention_heads, _inner_size(model)) if prefix else None,
+        inner_size=_inner_size(model) if kind == "recurrent" else None,
     )  # fmt: skip
     heads, weight = empty_heads(config), output_weight(layer)
     if ids is not None:
         heads.vocab_ids = ids
     if heads.prefix is not None:
         heads.prefix.reset(seed or 0)
+    if isinstance(heads, RecurrentHeads):
+        heads.reset(seed or 0)
     if seed is not None:
         generator = torch.Generator().manual_seed(seed)
         for bias in heads.block_biases():
@@ -84,7 +88,10 @@ def check_fits(heads: DraftHeads, model: nn.Module) -> None:
         )
 
 
-def _prefix_like(model: Any) -> PrefixConfig:
-    config = model.config.get_text_config()
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return PrefixConfig(config.num_attention_heads, inner)
+def _inner_size(model: Any) -> int:
+    config = _config(model)
+    return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+
+
+def _config(model: Any) -> Any:
+    return model.config.get_text_config()

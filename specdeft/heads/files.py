@@ -20,15 +20,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specdeft.errors import SpecdeftError
-from specdeft.heads.prefix import PrefixConfig, prefix_shapes
+from specdeft.heads.prefix import PrefixConfig
+from specdeft.heads.shapes import VOCAB_IDS, expected_shapes
 from specdeft.heads.storage import from_int8, to_int8
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "heads.safetensors"
 PICKLE_FILE = "heads.pt"
 FORMAT_VERSION = 1
-VOCAB_IDS = "vocab_ids"
-KINDS = ("medusa", "hydra")
+KINDS = ("medusa", "hydra", "recurrent")
 LM_HEADS = ("shared", "own")
 STORAGES = (None, "int8")
 
@@ -40,6 +40,7 @@ class HeadsConfig:
     `draft_vocab_size`: so many tokens are ever guessed, those that the tensor `vocab_ids` lists; None for all.
     `prefix`: the sizes of a layer through which hidden states pass before the heads, or None. `storage`: "int8" for a
     file whose weights are whole numbers with a scale per row (in memory they are bfloat16), None for plain values.
+    `inner_size`: how wide the blocks of recurrent heads are, None for other kinds.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class HeadsConfig:
     draft_vocab_size: int | None = None
     prefix: PrefixConfig | None = None
     storage: str | None = None
+    inner_size: int | None = None
 
     @property
     def num_guessed(self) -> int:
@@ -79,6 +81,7 @@ OPTIONAL: dict[str, type] = {
     "draft_vocab_size": int,
     "prefix": dict,
     "storage": str,
+    "inner_size": int,
 }
 
 
@@ -123,7 +126,7 @@ def _read_prefix(found: dict[str, Any], path: Path) -> PrefixConfig:
         return PrefixConfig(**found)
     except TypeError as error:
         raise SpecdeftError(
-            f"{path}: 'prefix' must hold num_heads, intermediate_size, rope_theta, final_norm"
+            f"{path}: 'prefix' must hold num_heads, intermediate_size, rope_theta, final_norm, norm_eps"
         ) from error
 
 
@@ -135,6 +138,8 @@ def check_config(config: HeadsConfig, where: str) -> None:
     for key in ("num_heads", "num_layers", "hidden_size", "vocab_size"):
         if getattr(config, key) < 1:
             raise SpecdeftError(f"{where}: {key} must be at least 1, got {getattr(config, key)}")
+    if (config.inner_size or 0) < (config.kind == "recurrent"):
+        raise SpecdeftError(f"{where}: recurrent heads need inner_size of at least 1, got {config.inner_size}")
     if config.prefix is not None:
         heads = config.prefix.num_heads
         if heads < 1 or config.prefix.intermediate_size < 1 or config.hidden_size % (2 * heads):
@@ -144,32 +149,6 @@ def check_config(config: HeadsConfig, where: str) -> None:
             )
     if not 1 <= config.num_guessed <= config.vocab_size:
         raise SpecdeftError(f"{where}: draft_vocab_size must be 1..{config.vocab_size}, got {config.draft_vocab_size}")
-
-
-def expected_shapes(config: HeadsConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that heads of this config hold; all are floats but `vocab_ids`.
-
-    Of K heads with n blocks, medusa has `weight` [n, K, H, H] and `bias` [n, K, H]. A hydra head's first block reads
-    wider input the deeper the head, so it is apart: `first.k` [2, H, (k+2) H] and `first_bias` [K, 2, H], each holding
-    the residual connection, then the layer under SiLU; `weight` and `bias` hold the other n-1 blocks, if any.
-    """
-    n, k, h = config.num_layers, config.num_heads, config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {}
-    if config.kind == "hydra":
-        shapes |= {f"first.{head}": (2, h, (head + 2) * h) for head in range(k)}
-        shapes["first_bias"] = (k, 2, h)
-        n -= 1
-    if n:
-        shapes |= {"weight": (n, k, h, h), "bias": (n, k, h)}
-    if config.lm_head == "own":
-        shapes["lm_heads"] = (k, config.num_guessed, h)
-        if config.kind == "hydra":
-            shapes["lm_heads_bias"] = (k, config.num_guessed)
-    if config.prefix is not None:
-        shapes |= {f"prefix.{name}": shape for name, shape in prefix_shapes(config.prefix, h).items()}
-    if config.draft_vocab_size is not None:
-        shapes[VOCAB_IDS] = (config.draft_vocab_size,)
-    return shapes
 
 
 def read_weights(folder: Path, config: HeadsConfig) -> dict[str, torch.Tensor]:

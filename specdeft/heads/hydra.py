@@ -23,6 +23,8 @@ class HydraHeads(DraftHeads):
     part of it. Untrained heads repeat the base model's own prediction: R passes h_t on, everything else is zero.
     """
 
+    sees_tokens = True
+
     def __init__(self, config: HeadsConfig) -> None:
         """Heads as described; use `DraftHeads.for_model` or `from_pretrained` instead."""
         super().__init__(config)

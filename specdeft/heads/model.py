@@ -1,7 +1,7 @@
 """Draft heads as one module: K heads of n residual blocks, computed together as a few large products.
 
 Knows a hidden state and an output layer; knows nothing of trees, caches, tokens' meaning or training. Here are Medusa
-heads and all that kinds of heads share; `hydra.py` has the kind that sees the tokens before.
+heads and all that kinds of heads share; `hydra.py` and `recurrent.py` have kinds that see the tokens before.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class DraftHeads(nn.Module):
         self.checked: set[str] = set()  # fingerprints of other weights that were warned about
         self._reduced: tuple[Any, torch.Tensor, torch.Tensor | None] | None = None
 
+    sees_tokens = False  # whether a guess depends on the tokens between the hidden state and it
     weight: nn.Parameter
     bias: nn.Parameter
     lm_heads: nn.Parameter | None
@@ -91,13 +92,14 @@ class DraftHeads(nn.Module):
         vocab_ids: Sequence[int] | torch.Tensor | None = None,
         prefix: bool = False,
     ) -> DraftHeads:
-        """New heads of `kind` "medusa" or "hydra" for `model`, float32, on its output layer's device.
+        """New heads of `kind` "medusa", "hydra" or "recurrent" for `model`, float32, on its output layer's device.
 
         With lm_head="own" each head starts from a copy of the base's output layer. `seed` draws the blocks'
         biases from U(-1/sqrt(H), 1/sqrt(H)), as PyTorch's Linear would; None leaves them zero. `chat_template` is
         stored as its SHA-256. `vocab_ids` are the only ids that are ever guessed (None: all). With `prefix`
-        hidden states pass through a layer of the heads' own first, as wide as the model's. Raises SpecdeftError when
-        the model has no output layer, or for an unknown kind, ids out of range or given twice.
+        hidden states pass through a layer of the heads' own first, as wide as the model's; so are recurrent heads'
+        blocks. Raises SpecdeftError when the model has no output layer, or for an unknown kind, ids out of range or
+        given twice.
         """
         from specdeft.heads.create import new_heads
 
@@ -239,6 +241,7 @@ def template_sha256(chat_template: str | None) -> str | None:
 def empty_heads(config: HeadsConfig) -> DraftHeads:
     """Heads of the kind that `config` names, with nothing learnt."""
     from specdeft.heads.hydra import HydraHeads
+    from specdeft.heads.recurrent import RecurrentHeads
 
     files.check_config(config, "heads")
-    return {"medusa": DraftHeads, "hydra": HydraHeads}[config.kind](config)
+    return {"medusa": DraftHeads, "hydra": HydraHeads, "recurrent": RecurrentHeads}[config.kind](config)

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-EPSILON = 1e-5  # of the root mean square norms
-
 
 @dataclass(frozen=True)
 class PrefixConfig:
-    """Sizes of a prefix layer. `final_norm`: whether a norm follows it, as in the published Hydra++ heads."""
+    """Sizes of a prefix layer. `final_norm`: whether a norm follows it, as in the published Hydra++ heads.
+
+    `norm_eps` is added to the mean square in its norms.
+    """
 
     num_heads: int
     intermediate_size: int
     rope_theta: float = 10_000.0
     final_norm: bool = False
+    norm_eps: float = 1e-5
 
 
 def prefix_shapes(config: PrefixConfig, hidden_size: int) -> dict[str, tuple[int, ...]]:
@@ -67,7 +69,7 @@ class PrefixLayer(nn.Module):
 
     def project(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden [B, T, H] at positions [B, T] -> rotated queries and keys, and values, each [B, heads, T, D]."""
-        x = _norm(hidden.to(self.qkv.dtype), self.norm1)
+        x = self._norm(hidden.to(self.qkv.dtype), self.norm1)
         qkv = functional.linear(x, self.qkv).unflatten(-1, (3, self.config.num_heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         cos, sin = self._rotation(positions)
@@ -76,19 +78,19 @@ class PrefixLayer(nn.Module):
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer, from hidden [B, T, H] and the attention's output [B, heads, T, D]."""
         x = hidden.to(self.o.dtype) + functional.linear(attended.transpose(1, 2).flatten(2), self.o)
-        gate, up = functional.linear(_norm(x, self.norm2), self.gate_up).chunk(2, dim=-1)
+        gate, up = functional.linear(self._norm(x, self.norm2), self.gate_up).chunk(2, dim=-1)
         x = x + functional.linear(functional.silu(gate) * up, self.down)
-        return _norm(x, self.norm3) if self.config.final_norm else x
+        return self._norm(x, self.norm3) if self.config.final_norm else x
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        eps = self.config.norm_eps
+        return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(weight.dtype)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         half = torch.arange(0, self.head_dim, 2, device=positions.device, dtype=torch.float32) / self.head_dim
         angle = positions[:, None, :, None].float() * self.config.rope_theta**-half  # [B, 1, T, D/2]
         angle = torch.cat([angle, angle], dim=-1)
         return angle.cos(), angle.sin()
-
-
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.rms_norm(x.float(), weight.shape, weight.float(), EPSILON).to(weight.dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

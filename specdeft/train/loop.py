@@ -25,6 +25,7 @@ from specdeft.train.limits import Limits
 from specdeft.train.progress import to_stderr
 from specdeft.train.ready import ready
 from specdeft.train.run import Run
+from specdeft.train.states import States
 from specdeft.train.vocabulary import commonest_ids
 from specdeft.train.work import Work
 from specdeft.train.workers import Workers
@@ -60,6 +61,7 @@ def train(
     seed: int = 0,
     bf16: bool | None = None,
     compile: bool = False,
+    keep_states: bool = False,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     save_every: float = 60.0,
@@ -76,14 +78,16 @@ def train(
     Ends at the first of `epochs`, `max_tokens` (answer tokens seen), `max_steps` and `time_limit` (seconds); the cosine
     schedule follows whichever is nearest. Weights and optimiser are float32; `bf16` (None: on a GPU) runs the heads in
     bfloat16. `chunk` bounds the target positions whose logits exist at once. `compile` runs the loss through
-    torch.compile. The model's weights are not changed.
+    torch.compile. `keep_states` runs the base over each row once and holds its hidden states on the device, 2 bytes
+    times the hidden size per token in bfloat16. The model's weights are not changed.
 
     Under `accelerate launch`, processes share each step: `batch_tokens` padded tokens are each one's part, and W
     processes take the steps of one process with W times as many.
 
     `out` gets the heads and `training.pt` every `save_every` seconds and at SIGINT or SIGTERM, which then raises
     KeyboardInterrupt. With `resume` training goes on from there: with the same arguments, to the same weights, on a CPU
-    bit for bit, as without the stop, unless `time_limit` sets the pace. `log_with` are trackers known to Accelerate.
+    bit for bit, as without the stop, unless `time_limit` sets the pace or `keep_states` rounds otherwise. `log_with`
+    are trackers known to Accelerate.
 
     Raises SpecdeftError for data that does not suit (see `specdeft.train.ready`), nothing to resume, and at the first
     loss or gradient that is not finite; `out` then holds the last good heads.
@@ -115,7 +119,7 @@ def train(
         raise ValueError(f"depth_weights: expected one for each of {heads.num_heads} heads, got {len(weights)}")
     device = heads.device
     work = Work(
-        model, heads, weights, ce=ce, kl=kl, lk=lk, chunk=chunk, compiled=compile,
+        model, heads, weights, States(model, data, keep_states), ce=ce, kl=kl, lk=lk, chunk=chunk, compiled=compile,
         bf16=device.type == "cuda" if bf16 is None else bf16,
     )  # fmt: skip
     labels = trainable(data)

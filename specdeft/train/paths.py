@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdeft.heads import DraftHeads, HydraHeads
+from specdeft.heads import DraftHeads
 
 
 def path_embeddings(model: Any, heads: DraftHeads, ids: Tensor, source: Tensor) -> Tensor | None:
@@ -15,7 +15,7 @@ def path_embeddings(model: Any, heads: DraftHeads, ids: Tensor, source: Tensor) 
 
     Beyond the end of a row they are those of other tokens, where no head has a target either.
     """
-    if not isinstance(heads, HydraHeads):
+    if not heads.sees_tokens:
         return None
     after = source[:, None] + 1 + torch.arange(heads.num_heads, device=source.device)
     return model.get_input_embeddings()(ids.flatten()[after.clamp(max=ids.numel() - 1)])

@@ -51,7 +51,7 @@ class Run:
         self.heads, self.cuda = work.heads, work.cuda
         self.parameters = list(self.heads.parameters())
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings["learning_rate"], betas=(0.9, 0.98), weight_decay=settings["weight_decay"],
+            decay_groups(self.heads, settings["weight_decay"]), lr=settings["learning_rate"], betas=(0.9, 0.98),
             fused=self.cuda,
         )  # fmt: skip
         self.labels = trainable(data)
@@ -114,7 +114,7 @@ class Run:
         count, mine = int(self.labels[rows].sum()), rows[self.workers.rank :: self.workers.count]
         losses, accuracy = torch.zeros(self.heads.num_heads, device=self.work.device), None
         if len(mine):
-            losses, accuracy = self.work.losses(make_batch(self.data, mine), count, shown)
+            losses, accuracy = self.work.losses(make_batch(self.data, mine), mine, count, shown)
             losses.sum().backward()
         asked = interrupt.asked
         beside = losses.detach()
@@ -174,3 +174,12 @@ class Run:
             f"{'' if self.out is None else f', saved in {self.out}'}; try a lower learning rate than "
             f"{self.settings['learning_rate']}"
         )
+
+
+def decay_groups(heads: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Parameters for an optimiser: matrices with weight decay, biases and the weights of norms without."""
+    small = [name for name, _ in heads.named_parameters() if "bias" in name or "norm" in name]
+    return [
+        {"params": [p for name, p in heads.named_parameters() if (name in small) is which], "weight_decay": rate}
+        for which, rate in ((False, decay), (True, 0.0))
+    ]

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from specdeft.heads import DraftHeads
 from specdeft.heads.output import output_layer, output_weight
-from specdeft.train.base import final_logits, hidden_states
+from specdeft.train.base import final_logits
 from specdeft.train.batches import Batch
 from specdeft.train.losses import Output, Pairs, Weights, chunk_terms, depth_losses
 from specdeft.train.measure import depth_accuracy
 from specdeft.train.paths import path_embeddings
+from specdeft.train.states import States
 from specdeft.train.vocabulary import places
 
 SHOWN_PAIRS = 2048
@@ -26,6 +27,7 @@ class Work:
 
     Args:
         depth_weights: one per head.
+        states: the base's hidden states.
         ce, kl, lk: weights of the terms of the loss, see `specdeft.train.losses`.
         chunk: pairs whose logits exist at once (None: 2048 on a GPU, 64 on a CPU).
         bf16: run the heads in bfloat16; the base runs in the dtype it was loaded in.
@@ -37,6 +39,7 @@ class Work:
         model: Any,
         heads: DraftHeads,
         depth_weights: Sequence[float],
+        states: States,
         *,
         ce: float,
         kl: float,
@@ -45,7 +48,7 @@ class Work:
         bf16: bool,
         compiled: bool,
     ) -> None:
-        self.model, self.heads, self.bf16 = model, heads, bf16
+        self.model, self.heads, self.states, self.bf16 = model, heads, states, bf16
         self.layer = output_layer(model)
         self.device = heads.device
         self.weights = Weights(torch.tensor(depth_weights, device=self.device), ce, kl, lk)
@@ -53,11 +56,16 @@ class Work:
         self.chunk = chunk or (2048 if self.cuda else 64)
         self.terms = torch.compile(chunk_terms, dynamic=False) if compiled else chunk_terms
 
-    def losses(self, batch: Batch, count: int, shown: bool) -> tuple[Tensor, dict[int, list[float]] | None]:
-        """Loss per depth [K] with its graph, over `count` pairs; and if `shown` this batch's top-1, top-5 per depth."""
+    def losses(
+        self, batch: Batch, rows: np.ndarray, count: int, shown: bool
+    ) -> tuple[Tensor, dict[int, list[float]] | None]:
+        """Loss per depth [K] with its graph, of the batch made of `rows`, over `count` pairs.
+
+        If `shown`, this batch's top-1 and top-5 per depth too.
+        """
         ids, source, target, step = (self._send(part) for part in (batch.ids, batch.source, batch.target, batch.step))
         with torch.no_grad():
-            hidden = hidden_states(self.model, ids)  # [B, T, H]
+            hidden = self.states.of(ids, rows)  # [B, T, H]
             path = path_embeddings(self.model, self.heads, ids, source)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             read = hidden if self.heads.prefix is None else self.heads.prefix(hidden)  # [B, T, H]

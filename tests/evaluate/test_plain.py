@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from specdeft.evaluate.plain import compare, plain_generate
+from specdeft.evaluate.plain import compare, plain_batch, plain_generate
 from tests.tiny import plain, prompts, tiny
 
 
@@ -53,3 +53,12 @@ def test_a_text_that_merely_ends_earlier_is_a_fault() -> None:
     found = compare(tiny(), never, [3, 4], [5, 6], [5, 6, 7])
     assert not found["near_tie"]
     assert "length fault" in found["fault"]
+
+
+def test_rows_of_different_length_are_decoded_as_if_alone_and_cut_where_they_end(monkeypatch) -> None:
+    model, rows = tiny(), [prompts(1, length=n, seed=n)[0] for n in (2, 5, 11, 3)]
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [4, 11])
+    together = plain_batch(model, rows, 16)
+    assert [each.token_ids for each in together] == [plain(model, row, 16) for row in rows]
+    assert len({len(each.token_ids) for each in together}) > 1, "no raggedness: nothing was tested"
+    assert len({each.seconds for each in together}) == 1

@@ -12,6 +12,7 @@ from specdeft.heads.files import HeadsConfig, check_vocab_ids
 from specdeft.heads.fingerprint import fingerprint
 from specdeft.heads.formats.hydra import HydraParts
 from specdeft.heads.formats.parts import Parts
+from specdeft.heads.formats.prefix import prefix_layer
 from specdeft.heads.hydra import HydraHeads
 from specdeft.heads.model import DraftHeads
 from specdeft.heads.output import output_layer, output_sizes, output_weight
@@ -22,15 +23,12 @@ def heads_for(parts: Parts | HydraParts, model: nn.Module) -> DraftHeads:
     """`parts` as heads for `model`, a transformers causal LM, in their own dtype, on the CPU.
 
     Output layers that equal the model's own, to bfloat16, are not kept: such heads share it. Raises SpecdeftError when
-    hidden size or vocabulary are not the model's, and for Hydra heads with a prefix layer, which is not implemented.
+    hidden size or vocabulary are not the model's. Hydra++ checkpoints do not say how their prefix layer splits into
+    attention heads, turns positions or keeps norms from dividing by zero: it was built from the base's config, and so
+    it is here; SpecdeftError when that does not fit the tensors, or scales rotary positions.
     """
     vocabulary, hidden = output_sizes(output_layer(model))
     if isinstance(parts, HydraParts):
-        if parts.prefix is not None:
-            raise SpecdeftError(
-                "these are Hydra++ heads (prefix-mlp): their decoder layer over all earlier hidden states is not "
-                "implemented here. Hydra heads of architecture mlp can be imported"
-            )
         rows, ids = parts.vocab_size, None
     else:
         ids = parts.vocab_ids
@@ -46,6 +44,10 @@ def heads_for(parts: Parts | HydraParts, model: nn.Module) -> DraftHeads:
     if "lm_heads" in tensors and _is_the_models(tensors, ids, model):
         del tensors["lm_heads"]
         tensors.pop("lm_heads_bias", None)
+    prefix = None
+    if isinstance(parts, HydraParts) and parts.prefix is not None:
+        prefix, added = prefix_layer(parts.prefix, model.config.get_text_config())  # type: ignore[operator,union-attr]
+        tensors |= {f"prefix.{name}": tensor for name, tensor in added.items()}
     config = HeadsConfig(
         kind="hydra" if isinstance(parts, HydraParts) else "medusa",
         num_heads=parts.num_heads,
@@ -56,6 +58,7 @@ def heads_for(parts: Parts | HydraParts, model: nn.Module) -> DraftHeads:
         base_model=str(getattr(getattr(model, "config", None), "_name_or_path", "") or "unnamed"),
         fingerprint=fingerprint(model),
         draft_vocab_size=None if ids is None else len(ids),
+        prefix=prefix,
     )
     heads = HydraHeads(config) if isinstance(parts, HydraParts) else DraftHeads(config)
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))

@@ -44,18 +44,27 @@ def export_heads(
     """Write `heads` to a new folder in one of the formats of `WRITERS`.
 
     `model`, the base, is asked for when `needs_base` says so: heads that share its output layer get copies of it where
-    the format knows no other way, with all tokens, also if these heads draft from a part of them. All tensors are
-    written in `dtype`, by default the narrowest that loses nothing.
+    the format knows no other way. All tensors are written in `dtype`, by default the narrowest that loses nothing.
 
-    Raises SpecdeftError when the format cannot hold the heads as they are, or the folder is not empty; ValueError for
-    an unknown format or a missing `model`.
+    Raises SpecdeftError when the format cannot hold the heads as they are (other kinds than Medusa, a prefix layer, a
+    draft vocabulary, more blocks or own output layers than it knows), or the folder is not empty; ValueError for an
+    unknown format or a missing `model`.
     """
     if format not in WRITERS:
         raise ValueError(f"format: expected one of {', '.join(WRITERS)}, got {format!r}")
     if heads.config.kind != "medusa":
         raise SpecdeftError(f"{format} holds Medusa heads; these are of kind {heads.config.kind}")
-    if heads.vocab_ids is not None and heads.lm_heads is not None:
-        raise SpecdeftError(f"{format} cannot hold output layers of {len(heads.vocab_ids)} tokens, as these heads have")
+    if heads.prefix is not None:
+        raise SpecdeftError(
+            f"{format} cannot hold the prefix layer of these heads, and without it they guess nothing right: train "
+            "heads without --prefix to export"
+        )
+    if heads.vocab_ids is not None:
+        raise SpecdeftError(
+            f"{format} cannot hold a draft vocabulary: these heads guess {len(heads.vocab_ids)} of "
+            f"{heads.config.vocab_size} tokens and never learnt to keep the others down. Train heads without "
+            "--draft-vocab-size to export"
+        )
     check_free(Path(folder))
     parts = Parts(heads.weight, heads.bias, heads.lm_heads)
     if needs_base(heads, format):

@@ -170,20 +170,23 @@ def test_an_output_layer_with_a_bias_is_refused(tmp_path: Path) -> None:
         export_heads(random_heads(model, 2, 1, "shared"), tmp_path / "out", "vllm", model)
 
 
-def test_a_draft_vocabulary_becomes_the_whole_one_or_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocab_ids": [3, 1, 16]}, "guess 3 of 17 tokens.*without --draft-vocab-size"),
+        ({"vocab_ids": [3, 1, 16], "lm_head": "own"}, "guess 3 of 17 tokens.*without --draft-vocab-size"),
+        ({"prefix": True}, "prefix layer.*without --prefix"),
+        ({"kind": "hydra"}, "holds Medusa heads; these are of kind hydra"),
+        ({"kind": "hydra", "prefix": True}, "kind hydra"),
+        ({"kind": "recurrent"}, "kind recurrent"),
+    ],
+)
+def test_heads_that_no_format_can_hold_are_refused_and_nothing_is_written(
+    tmp_path: Path, format: str, options: dict, message: str
+) -> None:
     model = base_model()
-    few = DraftHeads.for_model(model, num_heads=2, seed=1, vocab_ids=[3, 1, 16]).double()
-    export_heads(few, tmp_path / "out", "vllm", model)
-    whole = DraftHeads.for_model(model, num_heads=2, seed=1).double()
-    logits = loaders.vllm(tmp_path / "out", output_weight(model))(hidden_states())
-    expected = whole.logits(hidden_states(), model.get_output_embeddings())
-    torch.testing.assert_close(logits, expected, atol=SAME, rtol=SAME)
-    own = DraftHeads.for_model(model, num_heads=2, lm_head="own", vocab_ids=[3, 1, 16])
-    with pytest.raises(SpecdeftError, match="layers of 3 tokens"):
-        export_heads(own, tmp_path / "own", "vllm")
-
-
-def test_hydra_heads_are_refused(tmp_path: Path) -> None:
-    heads = DraftHeads.for_model(base_model(), kind="hydra", num_heads=2)
-    with pytest.raises(SpecdeftError, match="kind hydra"):
-        export_heads(heads, tmp_path / "out", "tgi")
+    heads = DraftHeads.for_model(model, num_heads=2, **options)
+    with pytest.raises(SpecdeftError, match=f"{format} .*{message}"):
+        export_heads(heads, tmp_path / "out", format, model)
+    assert os.listdir(tmp_path) == []

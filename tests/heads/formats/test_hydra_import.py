@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
 
 from specdeft.errors import SpecdeftError
-from specdeft.heads import HydraHeads
+from specdeft.heads import DraftHeads, HydraHeads
 from specdeft.heads.formats import heads_for, read_heads
 from specdeft.heads.formats.hydra import DECODER_LAYER, HydraParts
 from tests.heads.formats.making import HIDDEN, SAME, base_model, hidden_states, write_folder
 from tests.tiny import VOCAB
 
+# norms and rotations in float32: 7 digits, on values of size 10
+CLOSE = 1e-5
 CONFIG = {"hydra_head_arch": "mlp", "grounded_heads": True, "base_model_name_or_path": "a/b"}
 
 
@@ -93,18 +96,66 @@ def test_the_output_layer_of_the_base_is_shared_again(tmp_path: Path) -> None:
     assert heads_for(read_heads(tmp_path).parts, model).config.lm_head == "own"
 
 
-def test_a_prefix_layer_is_read_and_said_to_be_missing_here(tmp_path: Path) -> None:
-    tensors = {f"prefix_embeding_layer.{name}": torch.ones(HIDDEN) for name in DECODER_LAYER}
-    tensors |= {"prefix_embeding_layer.embed_tokens.weight": torch.ones(VOCAB, HIDDEN)}
+def prefix_of(groups: int = 1, eps: float = 1e-2, theta: float = 500.0) -> LlamaModel:
+    """A decoder layer and norm of three attention heads, `groups` of which share keys; nothing at its default."""
+    config = LlamaConfig(
+        hidden_size=HIDDEN, num_attention_heads=3, num_key_value_heads=3 // groups, intermediate_size=40,
+        num_hidden_layers=1, vocab_size=VOCAB, rms_norm_eps=eps,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+    )  # fmt: skip
+    torch.manual_seed(groups)
+    layer = LlamaModel(config).double().eval()
+    for name, parameter in layer.named_parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5) if "norm" in name else nn.init.normal_(parameter, std=0.2)
+    return layer
+
+
+def prefixed(tmp_path: Path, layer: LlamaModel) -> tuple[Hydra, Path]:
+    original = hydra(spaced=True)
+    tensors = {f"prefix_embeding_layer.{name}": tensor for name, tensor in layer.state_dict().items()}
     tensors |= {"prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    tensors |= hydra(spaced=True).state_dict()
-    write_folder(tmp_path, "hydra_lm_head.pt", tensors, {**CONFIG, "hydra_head_arch": "prefix-mlp"})
-    parts = read_heads(tmp_path).parts
+    config = {**CONFIG, "hydra_head_arch": "prefix-mlp"}
+    return original, write_folder(tmp_path, "hydra_lm_head.pt", tensors | original.state_dict(), config)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("eps", [1e-2, 0.3])
+def test_a_prefix_layer_says_what_the_original_layer_says(tmp_path: Path, groups: int, eps: float) -> None:
+    model, layer = base_model(), prefix_of(groups, eps)
+    original, folder = prefixed(tmp_path, layer)
+    changed = {"num_key_value_heads": 3 // groups, "rms_norm_eps": eps, "rope_parameters": layer.config.rope_parameters}
+    for name, value in changed.items():
+        setattr(model.config, name, value)
+    parts = read_heads(folder).parts
     assert isinstance(parts, HydraParts)
     assert parts.prefix is not None
     assert tuple(parts.prefix) == DECODER_LAYER
-    with pytest.raises(SpecdeftError, match=r"Hydra\+\+ heads.*not implemented"):
-        heads_for(parts, base_model())
+    ours = heads_for(parts, model)
+    ours.save_pretrained(tmp_path / "ours")
+    ours = DraftHeads.from_pretrained(tmp_path / "ours")
+    assert ours.prefix is not None
+    assert (ours.config.prefix.norm_eps, ours.config.prefix.rope_theta) == (eps, 500.0)
+    hidden = hidden_states(7)[None]
+    read = ours.prefix(hidden)
+    with torch.no_grad():
+        wanted = layer(inputs_embeds=hidden).last_hidden_state
+    # rotations are computed in float32 on both sides, norms in float32 too
+    torch.testing.assert_close(read, wanted, atol=CLOSE, rtol=CLOSE)
+    path = torch.randint(VOCAB, (7, 3), generator=torch.Generator().manual_seed(0))
+    logits = ours.logits(read[0], path=original.input_embed_fn(path))
+    torch.testing.assert_close(logits, original(wanted[0], path), atol=20 * CLOSE, rtol=20 * CLOSE)
+
+
+def test_a_prefix_layer_that_the_base_cannot_have_built_is_named(tmp_path: Path) -> None:
+    _, folder = prefixed(tmp_path, prefix_of(3))
+    parts, model = read_heads(folder).parts, base_model()
+    model.config.num_key_value_heads = 3
+    with pytest.raises(SpecdeftError, match=r"k_proj\.weight has shape \[16, 48\], expected \[48, 48\]"):
+        heads_for(parts, model)
+    model.config.num_key_value_heads = 1
+    model.config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(SpecdeftError, match=r"scales rotary positions \(linear\)"):
+        heads_for(parts, model)
 
 
 @pytest.mark.parametrize(
