@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,16 +40,21 @@ def path_for(device_type: str, dtype: torch.dtype, head_dim: int) -> ModuleType:
         return _forced[-1]
     if device_type != "cuda":
         return dense
+    without = "tree attention runs in plain torch, over every row of the cache"
+    found = kernels_or_warning("deft_flatten", dtype, head_dim, without)
+    return dense if found is None else found
+
+
+def kernels_or_warning(module: str, dtype: torch.dtype, head_dim: int, without: str) -> ModuleType | None:
+    """A module of kernels in this package; None, with one warning that says why and what runs `without` them."""
     if dtype not in KERNEL_DTYPES:
         reason = f"No kernel takes {dtype}"
     elif head_dim > LARGEST_HEAD:
         reason = f"Head dim {head_dim} exceeds the kernels' {LARGEST_HEAD}"
     else:
         try:
-            from specdeft.attention import deft_flatten
+            return importlib.import_module(f"specdeft.attention.{module}")
         except ImportError as error:
             reason = f"Triton cannot be imported ({error})"
-        else:
-            return deft_flatten
-    warnings.warn(f"{reason}: tree attention runs in plain torch, slower, over every row of the cache.", stacklevel=3)
-    return dense
+    warnings.warn(f"{reason}: {without}, slower.", stacklevel=4)
+    return None

@@ -8,7 +8,6 @@ host (`Plan.refill`). Knows nothing of models, and of kernels only that they can
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
@@ -23,8 +22,8 @@ from specdeft.attention.general.nodes import Ints, Nodes
 from specdeft.attention.general.partition import VARIANTS, Bounds, Cut, bounds
 from specdeft.attention.general.tables import QueryField, Room, Tables, empty_tables, given_buffer
 from specdeft.attention.general.tiles import Tiles, auto_chunk, pick_tiles
-from specdeft.attention.paths import KERNEL_DTYPES
-from specdeft.attention.tiles import LARGEST_HEAD, device_limits
+from specdeft.attention.paths import kernels_or_warning
+from specdeft.attention.tiles import device_limits
 
 
 @dataclass(eq=False)
@@ -187,19 +186,7 @@ def kernels_for(device_type: str, dtype: torch.dtype, head_dim: int) -> ModuleTy
     """The module of the kernels on CUDA, None elsewhere. Where CUDA must do without kernels, one warning says why."""
     if device_type != "cuda":
         return None
-    if dtype not in KERNEL_DTYPES:
-        reason = f"No kernel takes {dtype}"
-    elif head_dim > LARGEST_HEAD:
-        reason = f"Head dim {head_dim} exceeds the kernels' {LARGEST_HEAD}"
-    else:
-        try:
-            from specdeft.attention.general import kernels
-        except ImportError as error:
-            reason = f"Triton cannot be imported ({error})"
-        else:
-            return kernels
-    warnings.warn(f"{reason}: attention over nodes runs in plain torch, slower.", stacklevel=3)
-    return None
+    return kernels_or_warning("general.kernels", dtype, head_dim, "attention over nodes runs in plain torch")
 
 
 def _scaled(room: Room, factor: float) -> Room:
