@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -58,6 +59,9 @@ class Decoder:
         self.pace = pace
         self.captured = self.capture(slots) if graph and pace is None else None
         self.state = self.new_state(slots) if self.captured is None else self.captured.state
+        if self.captured is not None:  # given back after decoding, or when nobody can decode with it any more
+            self._give_back = weakref.finalize(self, self.captured.release)
+            self._give_back.atexit = False
         self.clock = Clock(target.device)
         for row in rows:
             row.stats.tree = tree.name or f"{tree.size} nodes"
@@ -113,7 +117,7 @@ class Decoder:
                 yield self.step()
         finally:
             if self.captured is not None:
-                self.captured.release()
+                self._give_back()
 
     @torch.inference_mode()
     def prefill(self) -> list[list[int]]:

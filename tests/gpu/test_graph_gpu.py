@@ -157,12 +157,14 @@ def test_two_streams_at_once_do_not_share_a_graph(model, heads, chats, truths, c
     assert len(captures) == 2  # one of the two is free again
 
 
-def test_a_stream_that_is_dropped_gives_its_graph_back(model, heads, chats, truths, captures) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stream_that_is_dropped_gives_its_graph_back(model, heads, chats, truths, captures, begun) -> None:
     from specdeft.models import load_tokenizer
 
     tokenizer = load_tokenizer("smollm2-135m-instruct")
     dropped = specdeft.stream(model, heads, chats[0], tree=64, max_new_tokens=TOKENS, tokenizer=tokenizer)
-    next(dropped)
+    if begun:
+        next(dropped)
     del dropped
     assert specdeft.generate(model, heads, chats[1], tree=64, max_new_tokens=TOKENS).token_ids == truths[1]
     assert len(captures) == 1
