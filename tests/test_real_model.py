@@ -49,10 +49,14 @@ def truths(real_model: tuple[Any, Any], chats: list[list[int]]) -> list[list[int
 
 def test_ten_prompts_are_answered_as_the_model_alone_would(real_model, heads, chats, truths) -> None:
     model, tokenizer = real_model
-    results = [specdeft.generate(model, heads, ids, tokenizer=tokenizer, max_new_tokens=TOKENS) for ids in chats]
+    options = {"tokenizer": tokenizer, "max_new_tokens": TOKENS}
+    results = [specdeft.generate(model, heads, ids, tree=16, **options) for ids in chats]
     assert [result.token_ids for result in results] == truths
     passes = sum(result.stats.steps for result in results)
     assert sum(result.stats.accepted for result in results) > 0.4 * passes  # the heads are the trained ones
+    auto = specdeft.generate(model, heads, chats[0], **options)  # drafts now and then
+    assert auto.token_ids == truths[0]
+    assert "passes, as measured here" in auto.stats.tree
 
 
 def test_a_ragged_batch_is_answered_row_by_row_the_same(real_model, heads, chats, truths) -> None:
