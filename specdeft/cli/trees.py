@@ -92,10 +92,11 @@ def show(tree: str, ranks: str | None, svg: Path | None, as_json: bool) -> None:
 @trees.command("search", short_help="Build the best trees from measured acceptance.")
 @click.argument("heads")
 @click.option("--sizes", default=SIZES, show_default=True, help="Nodes per tree, root included.")
-@click.option("--name", required=True, help="Family name: the tree of 64 nodes is called NAME-64.")
+@click.option("--name", help="Family name: the tree of 64 nodes is called NAME-64. Default: the heads' folder's.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("."), help="Folder for the files. Default: here.")
-def search(heads: str, sizes: str, name: str, out: Path) -> None:
-    """Build the best trees from what HEADS accepted when they were measured (calibration.json in their folder).
+@json_option
+def search(heads: str, sizes: str, name: str | None, out: Path, as_json: bool) -> None:
+    """Build the best trees from what HEADS accepted when they were measured: their name, folder or calibration.json.
 
     \b
     specdeft trees search heads/smollm2-135m-instruct-medusa --name smollm2-135m-instruct-medusa --out trees
@@ -104,23 +105,33 @@ def search(heads: str, sizes: str, name: str, out: Path) -> None:
     that --tree auto (tree="auto") and a number of nodes choose from.
     """
     from specdeft.errors import SpecdeftError
-    from specdeft.evaluate.calibration import Calibration
+    from specdeft.evaluate.calibration import FILE, Calibration
     from specdeft.trees import best_family, save_family
 
-    folder = heads_folder(heads)
+    folder = Path(heads).resolve().parent if Path(heads).name == FILE else heads_folder(heads)
     calibration = Calibration.load(folder)
     if calibration is None:
-        raise SpecdeftError(f"{folder} has no calibration.json: specdeft train writes it beside the heads")
-    family = best_family(calibration.counts, calibration.total, _sizes(sizes), name)
+        raise SpecdeftError(f"{folder} has no {FILE}: specdeft train writes it beside the heads")
+    family = best_family(calibration.counts, calibration.total, _sizes(sizes), name or folder.name)
+    out.mkdir(parents=True, exist_ok=True)
     paths = save_family(
         family,
         out,
         source=f"measured acceptance of {folder.name}: {calibration.total} positions, {calibration.source}",
         about=f"calibrated for {folder.name}",
     )
-    for tree, path in zip(family, paths, strict=True):
+    rows = [
+        {"path": str(path), "name": tree.name, "size": tree.size, "depth": tree.max_depth, "width": tree.width}
+        | {"expected_tau": calibration.expected_tau(tree)}
+        for tree, path in zip(family, paths, strict=True)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for row in rows:
         click.echo(
-            f"{path}  size {tree.size}, depth {tree.max_depth}, expected tau {calibration.expected_tau(tree):.3f}"
+            f"{row['path']}  size {row['size']}, depth {row['depth']}, width {row['width']}, "
+            f"expected tau {row['expected_tau']:.3f}"
         )
 
 

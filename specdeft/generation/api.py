@@ -24,6 +24,7 @@ from specdeft.generation.result import Result
 from specdeft.generation.row import Row
 from specdeft.generation.settings import resolve
 from specdeft.generation.text import Detokenizer
+from specdeft.generation.tuned import find_choice
 from specdeft.heads import DraftHeads
 from specdeft.target import Target, check_kind, max_positions_of, vocab_size_of
 from specdeft.trees import Tree
@@ -66,8 +67,9 @@ def generate(
         heads: `DraftHeads`, or a shipped name, folder or hub name.
         prompt: text, chat messages, token ids, or a list of any of these (a batch; rows may differ in length).
         tokenizer: for text; by default the one that belongs to the model.
-        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. On a CPU
-            "auto" drafts only while that is faster than one token per pass, as measured while it decodes.
+        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. "auto" takes
+            what `specdeft tune` found best here, if it ran: a tree, or none where drafting is slower. On a CPU it drafts
+            only while that is faster than one token per pass, as measured while it decodes.
         chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
         acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
         max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).
@@ -242,7 +244,14 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
             **({} if greedy else {name: a[name] for name in ("temperature", "top_k", "top_p", "min_p")}),
         },
     )
-    target = Target(model, a["chunk_size"], compiled=a["compile"])
+    chunk_size = a["chunk_size"]
+    if a["tree"] == "auto":
+        length = max(len(ids) + row.max_new_tokens // 2 for ids, row in zip(prompts, settings, strict=True))
+        tuned = find_choice(model, heads, model.device, a["compile"], len(prompts), length)
+        if tuned is not None:
+            tree, _ = choose_tree(tuned.tree, heads, model.device, vocab_size)
+            why, chunk_size = tuned.why, tuned.chunk_size if chunk_size == "auto" else chunk_size
+    target = Target(model, chunk_size, compiled=a["compile"])
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
     pace = Pace(tree) if a["tree"] == "auto" and model.device.type == "cpu" else None
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]

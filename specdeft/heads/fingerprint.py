@@ -17,7 +17,7 @@ SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """32 hex digits that name the weights of `model` (any transformers causal LM).
+    """32 hex digits that name the weights of `model` (any transformers causal LM, or draft heads).
 
     Hashed are the config's sizes and, for every parameter in name order: its name, its shape and up to 64 values at
     even strides, rounded to bfloat16. Rounding makes a float32 and a bfloat16 load of one checkpoint agree, on any
@@ -29,7 +29,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     config = getattr(model, "config", None)
     if config is not None:
-        config = config.get_text_config()
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for size in SIZES:
         digest.update(f"{size}={getattr(config, size, None)};".encode())
     picked: dict[torch.device, list[torch.Tensor]] = {}
