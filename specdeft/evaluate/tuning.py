@@ -1,7 +1,7 @@
 """Which tree pays on this machine: the time of whole rounds, together with the tokens that they are expected to give.
 
-Rounds are those of `generate`: a decoder's captured graph on a GPU, direct steps elsewhere, over committed rows of random
-content. Knows decoders and clocks; knows nothing of files.
+Rounds are those of `generate`: a decoder's captured graph on a GPU, direct steps elsewhere, over committed rows of
+random content. Knows decoders and clocks; knows nothing of files.
 """
 
 from __future__ import annotations

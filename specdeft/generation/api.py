@@ -67,9 +67,9 @@ def generate(
         heads: `DraftHeads`, or a shipped name, folder or hub name.
         prompt: text, chat messages, token ids, or a list of any of these (a batch; rows may differ in length).
         tokenizer: for text; by default the one that belongs to the model.
-        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. "auto" takes
-            what `specdeft tune` found best here, if it ran: a tree, or none where drafting is slower. On a CPU it drafts
-            only while that is faster than one token per pass, as measured while it decodes.
+        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. "auto"
+            takes what `specdeft tune` found best here, if it ran: a tree, or none where drafting is slower. On a CPU it
+            drafts only while that is faster than one token per pass, as measured while it decodes.
         chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
         acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
         max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).

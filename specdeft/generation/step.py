@@ -42,8 +42,8 @@ class State:
     ) -> None:
         device = target.device
         self.cache: SlotCache = target.new_cache(batch, slots)
-        nothing_drafted = levels == 1
-        self.memory = None if heads.prefix is None or nothing_drafted else Memory(heads.prefix, batch, slots)
+        drafts = levels > 1  # else the heads are never asked, and need no memory
+        self.memory = Memory(heads.prefix, batch, slots) if drafts and heads.prefix is not None else None
         self.token, self.emitted, self.budget = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(3))
         self.hidden = target.new_hidden(batch)
         self.uniforms = torch.zeros(batch, draws, dtype=torch.float64, device=device)

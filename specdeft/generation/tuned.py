@@ -86,7 +86,7 @@ def find_choice(
 
 
 def nearest(entries: Sequence[Entry], batch: int, length: int) -> Entry:
-    """The entry of the next measured batch that is no smaller (else of the largest), and there of the nearest length."""
+    """The entry of the next larger measured batch (else of the largest), and there of the nearest length."""
     batches = {entry.batch for entry in entries}
     chosen = min((each for each in batches if each >= batch), default=max(batches))
     same = [entry for entry in entries if entry.batch == chosen]

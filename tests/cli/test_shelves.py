@@ -73,6 +73,12 @@ def test_trees_search_builds_nested_trees_from_calibration(tmp_path: Path) -> No
     assert set(Tree.load(tmp_path / "mine-5.json").paths) == {(), (0,), (1,), (0, 0), (0, 1)}
     assert "expected tau 2.300" in out.stdout
     assert Calibration.load(tmp_path) == Calibration(100, counts, "a test")
+    file, new = tmp_path / "calibration.json", tmp_path / "new"
+    rows = json.loads(run("trees", "search", file, "--sizes", "3,5", "--out", new, "--json").stdout)
+    assert [(row["size"], row["depth"], row["width"], row["expected_tau"]) for row in rows] == [
+        *((3, 2, 1, 2.0), (5, 2, 2, 2.3)),
+    ]
+    assert [Tree.load(row["path"]).name for row in rows] == [f"{tmp_path.name}-3", f"{tmp_path.name}-5"]
 
 
 def test_heads_show_describes_heads_in_a_folder(saved: Saved) -> None:

@@ -73,6 +73,13 @@ def test_where_drafting_was_slower_nothing_is_drafted(monkeypatch: pytest.Monkey
     assert out.stats.accepted_per_depth == []
 
 
+def test_a_lone_root_asks_nothing_of_heads_with_a_memory():
+    model, ids = tiny(), prompts(2)
+    heads = specdeft.DraftHeads.for_model(model, num_heads=3, prefix=True, seed=0)
+    out = specdeft.generate(model, heads, ids, max_new_tokens=9, tree=PLAIN)
+    assert [each.token_ids for each in out] == [plain(model, each, 9) for each in ids]
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"entries": []}', '{"entries": [{"batch": 1}]}', "[1]"], ids=repr)
 def test_a_broken_table_is_a_warning(text: str):
     model, ids = tiny(), prompts(1)[0]
