@@ -73,6 +73,7 @@ def generation(
     if not sizes or min(sizes) < 2:
         raise SpecdeftError(f"expected sizes of at least 2 nodes, got {sizes}: a tree of 1 is plain decoding")
     family = best_family(calibration.counts, calibration.total, sizes, drafting.config.trees or folder.resolve().name)
+    path = out or table_path(loaded, drafting, loaded.device, given["compiled"])
     timings = []
     for timing in tuning.tune(
         loaded,
@@ -89,7 +90,6 @@ def generation(
         timings.append(timing)
         click.echo(timing.line(), err=True)
     found, where = tuning.best(timings), provenance(loaded)
-    path = out or table_path(loaded, drafting, loaded.device, given["compiled"])
     try:
         old = read_table(path, path.stat().st_mtime_ns) if path.is_file() else ()
     except SpecdeftError as error:

@@ -138,7 +138,6 @@ def round_seconds(target: Target, heads: DraftHeads, tree: Tree, batch: int, len
             took.append(group())
     finally:
         if rounds is not None:
-            decoder._give_back()
             captured.forget(target.model)  # every size has slots of its own: they would fill the memory
     return median(took)
 

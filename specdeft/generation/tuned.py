@@ -71,6 +71,8 @@ def find_choice(
     On a CPU the tree is the best one even where plain passes were faster: there `pace` decides round by round. A broken
     table is warned about and counts as none.
     """
+    if not folder().is_dir():  # fingerprints take some milliseconds
+        return None
     path = table_path(model, heads, device, compiled)
     if not path.is_file():
         return None
@@ -93,6 +95,11 @@ def nearest(entries: Sequence[Entry], batch: int, length: int) -> Entry:
     return min(same, key=lambda entry: abs(math.log(entry.length / max(1, length))))
 
 
+def folder() -> Path:
+    """Where tables lie."""
+    return cache_dir() / "generation"
+
+
 def device_name(device: torch.device) -> str:
     """The GPU's name, or the processor's kind."""
     if device.type == "cuda":
@@ -105,7 +112,7 @@ def table_path(model: nn.Module, heads: DraftHeads, device: torch.device, compil
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     name = f"{device_name(device)} {dtype}{' compiled' if compiled else ''}"
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return cache_dir() / "generation" / f"{slug}-{fingerprint(model)[:12]}-{fingerprint(heads)[:12]}.json"
+    return folder() / f"{slug}-{fingerprint(model)[:12]}-{fingerprint(heads)[:12]}.json"
 
 
 @lru_cache(maxsize=16)
