@@ -137,6 +137,8 @@ def round_seconds(target: Target, heads: DraftHeads, tree: Tree, batch: int, len
         while len(took) < FEWEST or time.perf_counter() < until:
             took.append(group())
     finally:
+        if target.compiled:
+            torch.compiler.reset()  # every size is compiled anew, and torch refuses more than a few
         if rounds is not None:
             captured.forget(target.model)  # every size has slots of its own: they would fill the memory
     return median(took)

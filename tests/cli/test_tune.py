@@ -11,6 +11,7 @@ import specdeft
 from specdeft.evaluate.calibration import Calibration
 from specdeft.evaluate.tuning import Timing, best
 from specdeft.generation.tuned import PLAIN
+from specdeft.target import compiled
 from specdeft.trees import Tree
 from tests.cli.conftest import Saved, run
 from tests.tiny import plain
@@ -55,6 +56,15 @@ def test_tuned_again_other_batches_stay_and_a_broken_table_is_replaced(calibrate
     again = run("tune", *calibrated.options, *FEW, "--batch", "1", "--out", table)
     assert again.exit_code == 0, again.stderr
     assert [each["batch"] for each in json.loads(table.read_text())["entries"]] == [1, 2]
+
+
+def test_more_sizes_than_torch_keeps_compiled(calibrated: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    out = run("tune", *calibrated.options, *FEW, "--sizes", "2,3,4,5,6", "--compile", "--json")
+    assert out.exit_code == 0, out.stderr
+    found = json.loads(out.stdout)
+    assert len(found["timings"]) == 12
+    assert "compiled" in Path(found["path"]).name
 
 
 @pytest.mark.parametrize(
