@@ -206,3 +206,15 @@ def test_graphs_go_with_their_model(heads, chats) -> None:
     del own
     gc.collect()
     assert len(captured._POOL) == before - 1
+
+
+def test_tuned_to_plain_is_a_graph_of_lone_tokens(model, heads, chats, truths, tmp_path, monkeypatch):
+    from specdeft.generation.tuned import Entry, table_path, write_table
+
+    monkeypatch.setenv("SPECDEFT_CACHE", str(tmp_path))
+    entry = Entry(len(chats), 64, specdeft.Tree.load("chain-2"), "auto", 0.02, 1.5, 0.01)
+    write_table(table_path(model, heads, model.device, False), [entry], {})
+    out = specdeft.generate(model, heads, chats, max_new_tokens=TOKENS)
+    assert [each.token_ids for each in out] == truths
+    assert "(auto: plain, drafting measured 0.75x here)" in out[0].stats.tree
+    assert len(captured._POOL[model]) == 1
