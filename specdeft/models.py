@@ -46,8 +46,7 @@ def load_model(
             reached, damaged weights.
         ValueError: an unknown dtype or device.
     """
-    device = _device(device)
-    dtype = _dtype(dtype, device)
+    device, dtype = device_and_dtype(device, dtype)
     name = str(name_or_path)
     tokenizer = load_tokenizer(name)
     folder = _folder(name)
@@ -75,6 +74,14 @@ def load_tokenizer(name_or_path: str | PathLike[str], local_only: bool = False) 
 
     with _explained(name, folder):
         return AutoTokenizer.from_pretrained(str(folder or name), local_files_only=local_only)
+
+
+def device_and_dtype(
+    device: torch.device | str | None = None, dtype: torch.dtype | str | None = None
+) -> tuple[torch.device, torch.dtype]:
+    """Where to put a model and in which numbers; defaults and errors as in `load_model`."""
+    found = _device(device)
+    return found, _dtype(dtype, found)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -4,7 +4,7 @@
     python -m specdeft.evaluate.report --check README.md heads/*/README.md
 
 A table stands between `<!-- results: KIND -->` and `<!-- end of results -->`; its rows are the results of that kind.
-Kinds that begin with attention_ or accuracy_, and throughput, show one result, the newest, in full.
+Kinds that begin with attention_ or accuracy_, throughput and replay show one result, the newest, in full.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def _training(result: Result) -> dict[str, str]:
     }
 
 
-TABLES = OF_ATTENTION | {"throughput": newest_table}
+TABLES = OF_ATTENTION | {"throughput": newest_table, "replay": partial(newest_table, kind="replay")}
 ROWS: dict[str, Callable[[Result], dict[str, str]]] = {"acceptance": _acceptance, "demo": _demo, "training": _training}
 
 

@@ -39,6 +39,7 @@ class Decoder:
         want_logprobs: record each token's log-probability under the model's raw logits.
         graph: replay rounds as a CUDA graph, where device and rule allow it.
         pace: draft only where it pays; rounds are then launched one by one.
+        rule: decides instead of `acceptance`, e.g. by a record of what was accepted.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Decoder:
         want_logprobs: bool,
         graph: bool = False,
         pace: Pace | None = None,
+        rule: Rule | None = None,
     ) -> None:
         self.target, self.heads, self.tree, self.rows = target, heads, tree, rows
-        self.rule = Rule(acceptance, rows, want_logprobs)
+        self.rule = rule or Rule(acceptance, rows, want_logprobs)
         self.want_logprobs = want_logprobs
         slots = max(len(row.prompt) + row.settings.max_new_tokens for row in rows) + tree.size
         self.pace = pace

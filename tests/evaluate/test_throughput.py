@@ -1,12 +1,13 @@
 """Ways to decode beside each other: what they say, when tokens arrive, and what is made of it."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from specdeft.attention import dense, paths
-from specdeft.evaluate.throughput import table, ways
+from specdeft.evaluate.throughput import plots, table, ways
 from specdeft.evaluate.throughput.run import Point, of_length, run, summary
 from specdeft.evaluate.throughput.ways import Decoded
 from specdeft.trees import Tree
@@ -100,6 +101,24 @@ def test_a_run_goes_on_where_it_stopped_and_past_a_way_that_fails(tmp_path):
     assert {record["id"] for record in again} == {name for name in names if "broken" not in name}
     text = table.throughput(records)
     assert "| failed: ZeroDivisionError: division by zero |" in text
-    result = {"kind": "throughput", "records": records, "settings": {}}
+    result = {"kind": "throughput", "records": records, "settings": {"model": "m", "nodes": 64, "max_new_tokens": 12}}
     result["provenance"] = {"date": "2026", "device": "a GPU", "dtype": "float32"}
     assert text in table.newest_table({"x.json": json.loads(json.dumps(result))}, "eval/results")
+
+
+def test_pictures_show_rates_over_batches_and_over_lengths(tmp_path):
+    pytest.importorskip("matplotlib")
+    base = {"way": "specdeft", "tau": 2.0}
+    records = [
+        base | {"batch": b, "length": n, "tokens_per_second": 10.0 * b} for b, n in ((1, 512), (8, 512), (1, 4096))
+    ]
+    records.append({"way": "broken", "batch": 1, "length": 512, "error": "no"})
+    settings = {"model": "tiny", "nodes": 64, "replay": "2.5"}
+    result = {"kind": "replay", "records": records, "settings": settings}
+    result["provenance"] = {"device": "a GPU", "dtype": "float32"}
+    (tmp_path / "r.json").write_text(json.dumps(result))
+    assert plots.over(records, "batch", "length", 512) == {"specdeft": [(1.0, 10.0), (8.0, 80.0)]}
+    assert plots.main([str(tmp_path / "r.json"), "--out", str(tmp_path)]) == 0
+    names = {"replay-tiny-batch-length-512.svg", "replay-tiny-length-batch-1.svg"}
+    assert {path.name for path in Path(tmp_path).glob("*.svg")} == names
+    assert "replay of 2.5" in (tmp_path / "replay-tiny-batch-length-512.svg").read_text()

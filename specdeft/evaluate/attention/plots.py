@@ -17,17 +17,12 @@ from typing import Any
 from specdeft.errors import SpecdeftError
 from specdeft.evaluate.attention import OURS
 from specdeft.evaluate.attention.table import by_cell, methods_of
+from specdeft.evaluate.drawing import Series, draw_lines
 
 Record = dict[str, Any]
-Series = dict[str, list[tuple[float, float]]]
 
 AT_NODES, AT_LENGTH = 64, 16384
 FLOOR = "floor"
-# middle tones, as in the drawings of trees: legible on white and on dark
-COLOURS = ("#d9661f", "#2f81c7", "#3f9b5f", "#b0569c", "#a08420", "#6e7781", "#c04a4a", "#4a9a9a", "#7a6fc0")
-MARKS = "os^Dv<>pX"
-TEXT = "#7d8590"
-NO_MATPLOTLIB = "plots need matplotlib: pip install 'specdeft[plots]'. Tables and results are written without it"
 
 
 def over_length(records: Sequence[Record], nodes: int = AT_NODES) -> Series:
@@ -63,7 +58,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     for what, series, label, fixed in pictures:
         if any(len(points) > 1 for points in series.values()):
             path = folder / f"attention-{name}-{what}.svg"
-            _draw(series, label, f"{title}, {fixed}", path)
+            draw_lines(series, label, "us per layer", f"{title}, {fixed}", path, dashed=(FLOOR,), bold=(OURS,))
             paths.append(path)
     return paths
 
@@ -80,44 +75,6 @@ def _series(records: Sequence[Record], place: Any) -> Series:
             if "us" in cell.get(method, ()):
                 found.setdefault(method, []).append((at, cell[method]["us"]))
     return {name: sorted(points) for name, points in found.items()}
-
-
-def _draw(series: Series, label: str, title: str, path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise SpecdeftError(NO_MATPLOTLIB) from error
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    style: dict[Any, Any] = {
-        "svg.hashsalt": "specdeft", "svg.fonttype": "none", "font.size": 9, "text.color": TEXT, "axes.labelcolor": TEXT,
-        "axes.edgecolor": TEXT, "xtick.color": TEXT, "ytick.color": TEXT, "axes.titlesize": 9, "legend.frameon": False,
-    }  # fmt: skip
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(7.2, 4.4))
-        for index, (name, points) in enumerate(series.items()):
-            x, y = zip(*points, strict=True)
-            if name == FLOOR:
-                axes.plot(x, y, color=TEXT, linestyle="--", linewidth=1, label=name)
-            else:
-                shade, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
-                axes.plot(
-                    x, y, color=shade, marker=mark, markersize=4, linewidth=2.4 if name == OURS else 1, label=name
-                )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        ticks = sorted({at for points in series.values() for at, _ in points})
-        axes.set_xticks(ticks, [f"{at:.0f}" for at in ticks])
-        axes.minorticks_off()
-        axes.set_xlabel(label)
-        axes.set_ylabel("us per layer")
-        axes.set_title(title)
-        axes.grid(alpha=0.25)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
-        plt.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -52,14 +52,18 @@ def run(
     settings: dict[str, Any],
     path: Path | None,
     say: Callable[[str], None],
+    compare: bool = True,
 ) -> list[Record]:
-    """One record per point and way; what `path` holds of an earlier run with the same settings is not run again."""
+    """One record per point and way; what `path` holds of an earlier run with the same settings is not run again.
+
+    `compare`: also count the texts that are those of plain decoding.
+    """
     done = finished(path, settings)
     with appending(path, settings) as write:
         for point in points:
             names = [name for name in ways if not (name == LOOKUP and point.batch > 1)]  # transformers' own limit
             left = [name for name in names if _id(point, name) not in done]
-            for record in _measure(model, {name: ways[name] for name in left}, point, new_tokens):
+            for record in _measure(model, {name: ways[name] for name in left}, point, new_tokens, compare):
                 write(record)
                 done[record["id"]] = record
                 say(line(record))
@@ -70,7 +74,7 @@ def _id(point: Point, name: str) -> str:
     return f"{point.name}: {name}"
 
 
-def _measure(model: Any, ways: dict[str, Way], point: Point, new_tokens: int) -> Iterator[Record]:
+def _measure(model: Any, ways: dict[str, Way], point: Point, new_tokens: int, compare: bool) -> Iterator[Record]:
     groups, decoded, failed = point.groups(), {name: [] for name in ways}, {}  # type: ignore[var-annotated]
     peak = dict.fromkeys(ways, 0)
     for name, way in ways.items():
@@ -94,7 +98,8 @@ def _measure(model: Any, ways: dict[str, Way], point: Point, new_tokens: int) ->
         if name in failed:
             yield base | {"error": failed[name]}
         else:
-            yield base | summary(decoded[name]) | {"peak_mib": peak[name] / 2**20, **_equal(decoded[name], plain)}
+            equal = _equal(decoded[name], plain) if compare else {}
+            yield base | summary(decoded[name]) | {"peak_mib": peak[name] / 2**20} | equal
 
 
 def summary(calls: Sequence[Decoded]) -> Record:

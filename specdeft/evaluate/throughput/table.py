@@ -32,10 +32,16 @@ def overhead(record: Record, records: Sequence[Record]) -> dict[str, float] | No
     return {"speed_up": speed_up, "overhead": record["tau"] / speed_up - 1}
 
 
-def newest_table(results: dict[str, Result], folder: str) -> str:
-    """The table of the newest result, with where it comes from."""
-    name, result = newest(results, "throughput")
-    return NOTHING if result is None else throughput(result["records"]) + origin(name, result, folder)
+def newest_table(results: dict[str, Result], folder: str, kind: str = "throughput") -> str:
+    """The table of the newest result of a kind, with what was decoded and where it comes from."""
+    name, result = newest(results, kind)
+    if result is None:
+        return NOTHING
+    settings = result["settings"]
+    what = f"{settings['model']}, tree of {settings['nodes']} nodes, {settings['max_new_tokens']} new tokens"
+    if "replay" in settings:
+        what += f"; tokens per pass are a replay of {settings['replay']}"
+    return f"{throughput(result['records'])}\n{what}.{origin(name, result, folder)}"
 
 
 def _row(record: Record, records: Sequence[Record]) -> list[str]:

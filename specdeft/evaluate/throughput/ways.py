@@ -102,26 +102,26 @@ def by_specdeft(
     )
 
 
-def under_dense_mask(*arguments: Any, **options: Any) -> Decoded:
-    """`by_specdeft` by torch's attention under a dense mask, kernel by kernel, as Medusa's own loop verifies."""
+def under_dense_mask(ours: Callable[..., Decoded], *arguments: Any, **options: Any) -> Decoded:
+    """`ours` by torch's attention under a dense mask, kernel by kernel, as Medusa's own loop verifies."""
     with forced(dense):
-        return by_specdeft(*arguments, graph=False, **options)
+        return ours(*arguments, graph=False, **options)
 
 
 Way = Callable[[Any, Sequence[Sequence[int]], int], Decoded]
 
 
-def ways(heads: Any, tree: Tree, compiled: bool) -> dict[str, Way]:
-    """Every way by name. `compiled` adds those that go through torch.compile."""
+def ways(heads: Any, tree: Tree, compiled: bool, ours: Callable[..., Decoded] = by_specdeft) -> dict[str, Way]:
+    """Every way by name. `compiled` adds those that go through torch.compile; `ours` is how specdeft decodes."""
     found: dict[str, Way] = {
         PLAIN: by_transformers,
         LOOKUP: partial(by_transformers, prompt_lookup_num_tokens=LOOKED_UP),
-        "medusa-style": partial(under_dense_mask, heads=heads, tree=tree),
-        "specdeft": partial(by_specdeft, heads=heads, tree=tree),
+        "medusa-style": partial(under_dense_mask, ours, heads=heads, tree=tree),
+        "specdeft": partial(ours, heads=heads, tree=tree),
     }
     if compiled:
         found[STATIC] = partial(by_transformers, cache_implementation="static")
-        found["specdeft-compiled"] = partial(by_specdeft, heads=heads, tree=tree, compile=True)
+        found["specdeft-compiled"] = partial(ours, heads=heads, tree=tree, compile=True)
     return found
 
 
