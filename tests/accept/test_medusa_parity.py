@@ -15,7 +15,7 @@ import torch
 
 from specdeft.accept import typical, walk
 from specdeft.accept.walk import greedy
-from specdeft.generation.fill import tree_tensors
+from specdeft.generation.tensors import tree_tensors
 from specdeft.trees import Tree, known_trees
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
