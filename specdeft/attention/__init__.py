@@ -16,7 +16,15 @@ from specdeft.attention.paths import path_for
 from specdeft.attention.plan import Plan, TreeArrays, check_chunk_size, make_plan
 from specdeft.trees import Tree
 
-__all__ = ["Plan", "TreeArrays", "causal_attention", "check_chunk_size", "check_page_table", "make_plan", "tree_attention"]
+__all__ = [
+    "Plan",
+    "TreeArrays",
+    "causal_attention",
+    "check_chunk_size",
+    "check_page_table",
+    "make_plan",
+    "tree_attention",
+]
 
 
 def tree_attention(

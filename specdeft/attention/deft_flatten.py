@@ -73,7 +73,9 @@ def page_rows(p_pages, key, m_key, pool, PAGE: tl.constexpr):
     return tl.where(m_page, page, 0).to(tl.int64), key % PAGE, m_page
 
 
-@triton.jit(do_not_specialize=["n", "words", "splits", "chunk_tiles", "most_chunks", "window", "pages", "pool", "tree_step"])
+@triton.jit(
+    do_not_specialize=["n", "words", "splits", "chunk_tiles", "most_chunks", "window", "pages", "pool", "tree_step"]
+)
 def attend_chunks(
     p_q, p_k, p_v,  # [B, Hq, N, D], [B, Hkv, S, D] twice (paged: [pool, P, Hkv, D])
     p_lengths, p_depth, p_words, p_enter, p_leave, p_pages,  # [B], [N], [N, W], [N] twice (or each with B in front), [B, pages]
@@ -253,7 +255,15 @@ def attend(
         *(q, k, v, plan.lengths, arrays.depth, arrays.words, arrays.enter, arrays.leave),
         *(plan.lengths if table is None else table, partial, lse_log2),
         *(*q.stride()[:3], *kv_strides(k, table), *kv_strides(v, table)),
-        *(n, arrays.words.shape[-1], arrays.batch_step, score_scale, cap, 0 if table is None else table.shape[1], k.shape[0]),
+        *(
+            n,
+            arrays.words.shape[-1],
+            arrays.batch_step,
+            score_scale,
+            cap,
+            0 if table is None else table.shape[1],
+            k.shape[0],
+        ),
         *launch.cut,
         **launch.constants,
         CAPPED=softcap is not None,

@@ -66,8 +66,9 @@ def generate(
         heads: `DraftHeads`, or a shipped name, folder or hub name.
         prompt: text, chat messages, token ids, or a list of any of these (a batch; rows may differ in length).
         tokenizer: for text; by default the one that belongs to the model.
-        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. On a CPU
-            "auto" drafts only while that is faster than one token per pass, as measured while it decodes.
+        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`; or
+            "dynamic-N", the N nodes (2 to 256) that the heads find likeliest, chosen for every sequence and round. On a
+            CPU "auto" drafts only while that is faster than one token per pass, as measured while it decodes.
         chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
         acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
         max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).
@@ -244,7 +245,7 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
     )
     target = Target(model, a["chunk_size"], compiled=a["compile"])
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
-    pace = Pace(tree) if a["tree"] == "auto" and model.device.type == "cpu" else None
+    pace = Pace(tree) if a["tree"] == "auto" and isinstance(tree, Tree) and model.device.type == "cpu" else None
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
     decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"], pace)
     return _Decoding(decoder, rows, batch, tokenizer, why)

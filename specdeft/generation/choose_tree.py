@@ -14,9 +14,7 @@ AUTO_SIZE = {"cpu": 16, "cuda": 64}  # nodes; on a CPU a pass costs more the mor
 _FALLBACK = "medusa-63"
 
 
-def choose_tree(
-    tree: Any, heads: DraftHeads, device: torch.device, vocab_size: int
-) -> tuple[Tree | DynamicTree, str]:
+def choose_tree(tree: Any, heads: DraftHeads, device: torch.device, vocab_size: int) -> tuple[Tree | DynamicTree, str]:
     """The tree and, for "auto", a note for the stats on why it was chosen.
 
     Raises:

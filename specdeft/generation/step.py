@@ -95,9 +95,7 @@ def prefill(state: State, prompts: Sequence[Sequence[int]], target: Target, rule
     state.take(rule.accept(logits, state.token[:, None], root, state.uniform, remaining, state.eos))
 
 
-def step(
-    state: State, tree: Tree | DynamicTree, target: Target, heads: DraftHeads, rule: Rule, mark: Mark
-) -> None:
+def step(state: State, tree: Tree | DynamicTree, target: Target, heads: DraftHeads, rule: Rule, mark: Mark) -> None:
     """One round: several tokens per sequence for one pass of the model."""
     cache = state.cache
     embed = target.model.get_input_embeddings()

@@ -38,6 +38,5 @@ def tree_tensors(tree: Tree, device: torch.device) -> TreeTensors:
             path.insert(0, parents[path[0]])
         paths.append(path + [node] * (tree.max_depth + 1 - len(path)))
     arrays = (tree.depths, tree.ranks, parents, paths)
-    return TreeTensors(
-        *(torch.tensor(array, dtype=torch.int64, device=device) for array in arrays), tree_arrays(tree, device)
-    )
+    depth, rank, parent, path = (torch.tensor(array, dtype=torch.int64, device=device) for array in arrays)
+    return TreeTensors(depth, rank, parent, path, tree_arrays(tree, device))

@@ -206,3 +206,13 @@ def test_graphs_go_with_their_model(heads, chats) -> None:
     del own
     gc.collect()
     assert len(captured._POOL) == before - 1
+
+
+def test_dynamic_trees_in_a_graph_say_what_the_model_says(model, heads, chats, truths, captures) -> None:
+    for _ in range(2):
+        rows = specdeft.generate(model, heads, chats, tree="dynamic-64", max_new_tokens=TOKENS)
+        assert [row.token_ids for row in rows] == truths
+        assert all(row.stats.accepted > 0 for row in rows)
+    assert len(captures) == 1
+    without = specdeft.generate(model, heads, chats, tree="dynamic-64", max_new_tokens=TOKENS, graph=False)
+    assert [row.token_ids for row in without] == truths
