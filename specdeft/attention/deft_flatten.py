@@ -78,7 +78,7 @@ def page_rows(p_pages, key, m_key, pool, PAGE: tl.constexpr):
 )
 def attend_chunks(
     p_q, p_k, p_v,  # [B, Hq, N, D], [B, Hkv, S, D] twice (paged: [pool, P, Hkv, D])
-    p_lengths, p_depth, p_words, p_enter, p_leave, p_pages,  # [B], [N], [N, W], [N] twice (or each with B in front), [B, pages]
+    p_lengths, p_depth, p_words, p_enter, p_leave, p_pages,  # [B], [N], [N, W], [N] twice (or B of these), [B, pages]
     p_partial, p_lse,  # [B * Hkv, N * G, splits, D] and the same without D, fp32
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     n, words, tree_step, scale, cap, pages, pool, splits, chunk_tiles, most_chunks, window,

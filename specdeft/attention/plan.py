@@ -31,8 +31,8 @@ class TreeArrays:
     Query i sees tree row j when bit j % 64 of words[i, j // 64] is set (what kernels read), which is when
     enter[j] <= enter[i] < leave[j] (what dense masks are made of).
 
-    depth [N] int64, words [N, W] int64 (unsigned bit patterns), enter and leave [N] int32, contiguous. With a dimension B
-    in front they are one tree for each sequence.
+    depth [N] int64, words [N, W] int64 (unsigned bit patterns), enter and leave [N] int32, contiguous. With a dimension
+    B in front they are one tree for each sequence.
     """
 
     depth: Tensor

@@ -55,7 +55,7 @@ def drafting_options(command: Command) -> Command:
             "--tree",
             type=TreeChoice(),
             default="auto",
-            help="auto, a shipped name, a size, dynamic-N, or a .json path.",
+            help="auto, a shipped name, a size, dynamic-N or a .json path.",
         ),
         click.option("--heads", metavar="HEADS", help=f"A shipped name or a folder. Default: {HEADS}, with its model."),
     ):

@@ -28,7 +28,7 @@ def choose(scores: Tensor, parts: TreeTensors, size: int) -> tuple[Tensor, TreeT
     """The `size` best nodes of each sequence by `scores` [B, S], ties to the lower node, in the superset's order.
 
     `parts` are the superset's, in depth-first order. Where no score is above its parent's, chosen nodes have their
-    parents among them, since parents have lower numbers. Returns the nodes [B, N] and the arrays of the trees they make.
+    parents among them, since parents have lower numbers. Returns the nodes [B, N] and their trees' arrays.
     """
     batch, count = scores.shape
     node = torch.arange(count, device=scores.device)

@@ -68,7 +68,6 @@ def test_a_ragged_batch_and_each_prompt_alone_say_what_the_model_says(family: st
     for ids, row in zip(batch, specdeft.generate(model, heads, batch, **options), strict=True):
         alone = specdeft.generate(model, heads, ids, **options)
         assert row.token_ids == alone.token_ids == plain(model, ids, 24)
-        assert row.stats.tokens_per_step == alone.stats.tokens_per_step  # the same trees, too
         assert row.stats.accepted > 0
         assert row.stats.tree == "dynamic-20"
 
@@ -76,7 +75,7 @@ def test_a_ragged_batch_and_each_prompt_alone_say_what_the_model_says(family: st
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
 @pytest.mark.parametrize("size", [2, 33, 64])
 def test_what_the_draft_says_is_accepted_and_nothing_is_lost(family: str, size: int) -> None:
-    model, accepted = tiny(family, vocab_size=41), 0
+    model, accepted = tiny(family, vocab_size=300), 0
     for ids in prompts(2):
         heads = OracleHeads.of(model, ids, 30)
         out = specdeft.generate(model, heads, ids, tree=f"dynamic-{size}", max_new_tokens=30)
@@ -88,7 +87,7 @@ def test_what_the_draft_says_is_accepted_and_nothing_is_lost(family: str, size: 
 
 @pytest.mark.parametrize("count", range(1, 7))
 def test_never_one_token_too_many(count: int) -> None:
-    model, ids = tiny(), prompts(1)[0]
+    model, ids = tiny(vocab_size=97), prompts(1)[0]
     out = specdeft.generate(model, OracleHeads.of(model, ids, 16), ids, tree="dynamic-20", max_new_tokens=count)
     assert out.token_ids == plain(model, ids, count)
 
@@ -116,7 +115,7 @@ def test_a_name_that_is_no_dynamic_tree_says_what_would_be(name: str) -> None:
 
 def test_more_nodes_than_the_heads_can_fill_are_refused() -> None:
     model = tiny()
-    with pytest.raises(specdeft.SpecdeftError, match="can fill 18. Use dynamic-17 or smaller"):
+    with pytest.raises(specdeft.SpecdeftError, match=r"can fill 18\. Use dynamic-17 or smaller"):
         specdeft.generate(model, DraftHeads.for_model(model, num_heads=1), [3, 4], tree="dynamic-64")
 
 
