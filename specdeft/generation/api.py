@@ -26,7 +26,7 @@ from specdeft.generation.settings import resolve
 from specdeft.generation.text import Detokenizer
 from specdeft.heads import DraftHeads
 from specdeft.target import Target, check_kind, max_positions_of, vocab_size_of
-from specdeft.trees import Tree
+from specdeft.trees import DynamicTree, Tree
 
 
 def generate(
@@ -35,7 +35,7 @@ def generate(
     prompt: Any,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    tree: Tree | str | int = "auto",
+    tree: Tree | DynamicTree | str | int = "auto",
     chunk_size: int | str = "auto",
     acceptance: str = "greedy",
     max_new_tokens: int | None = None,

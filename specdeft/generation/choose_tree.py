@@ -11,6 +11,7 @@ from specdeft.heads import DraftHeads
 from specdeft.trees import DynamicTree, Tree, dynamic_size, general_shape, known_trees
 
 AUTO_SIZE = {"cpu": 16, "cuda": 64}  # nodes; on a CPU a pass costs more the more nodes it verifies
+LARGEST_SUPERSET = 512  # nodes; which of them are best is found by comparing all pairs
 _FALLBACK = "medusa-63"
 
 
@@ -44,13 +45,16 @@ def _dynamic(size: int, heads: DraftHeads, vocab_size: int) -> DynamicTree:
 
     Heads that see tokens are asked once for every node that has children, so their superset is smaller.
     """
-    most = size * (2 if heads.sees_tokens else 4)
-    known = [each for each in _family(heads).values() if size < each.size <= most or not heads.sees_tokens]
-    fitting = [each for each in known if each.max_depth <= heads.num_heads and each.size > size]
+    most, width = size * 2 if heads.sees_tokens else LARGEST_SUPERSET, min(vocab_size, heads.config.num_guessed)
+    fitting = [
+        tree
+        for tree in _family(heads).values()
+        if size < tree.size <= most and tree.max_depth <= heads.num_heads and tree.width <= width
+    ]
     if fitting:
-        superset = max(fitting, key=lambda each: each.size)
+        superset = max(fitting, key=lambda tree: tree.size)
     else:
-        superset = general_shape(most, heads.num_heads, min(vocab_size, heads.config.num_guessed))
+        superset = general_shape(min(4 * size, most), heads.num_heads, width)
     chosen = DynamicTree.of(superset, size)
     if isinstance(chosen, Tree):
         raise SpecdeftError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,6 @@ def tree_tensors(tree: Tree, device: torch.device) -> TreeTensors:
         while path[0]:
             path.insert(0, parents[path[0]])
         paths.append(path + [node] * (tree.max_depth + 1 - len(path)))
-    arrays = (tree.depths, tree.ranks, parents, paths)
-    depth, rank, parent, path = (torch.tensor(array, dtype=torch.int64, device=device) for array in arrays)
-    return TreeTensors(depth, rank, parent, path, tree_arrays(tree, device))
+    arrays: tuple[Any, ...] = (tree.depths, tree.ranks, parents, paths)
+    depth, rank, parent, nodes = (torch.tensor(array, dtype=torch.int64, device=device) for array in arrays)
+    return TreeTensors(depth, rank, parent, nodes, tree_arrays(tree, device))
