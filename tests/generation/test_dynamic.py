@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 import specdeft
 from specdeft.generation.chosen import choose, path_scores
@@ -124,3 +125,16 @@ def test_a_dynamic_tree_that_is_cut_keeps_its_size_until_nothing_is_left_to_choo
     assert tree.truncated(9) is tree
     assert (tree.truncated(2).size, tree.truncated(2).max_depth) == (20, 2)
     assert tree.truncated(0).size == 1
+
+
+def test_processors_that_look_back_see_each_rows_own_path() -> None:
+    model, batch = tiny(), prompts(3)
+    heads = DraftHeads.for_model(model, num_heads=3, seed=0)
+    penalty = [RepetitionPenaltyLogitsProcessor(1.3)]
+    options = {"tree": "dynamic-20", "max_new_tokens": 20, "logits_processor": penalty}
+    rows = specdeft.generate(model, heads, batch, **options)
+    assert [row.token_ids for row in rows] == [plain(model, ids, 20, repetition_penalty=1.3) for ids in batch]
+    assert sum(row.stats.accepted for row in rows) > 0
+    typical = specdeft.generate(model, heads, batch, acceptance="typical", temperature=0.7, seed=1, **options)
+    alone = specdeft.generate(model, heads, batch[2], acceptance="typical", temperature=0.7, seed=1, **options)
+    assert typical[2].token_ids[:10] == alone.token_ids[:10]  # later rounds are cut to what the batch has left
