@@ -39,7 +39,7 @@ def choose(scores: Tensor, parts: TreeTensors, size: int) -> tuple[Tensor, TreeT
     place = before[:, :-1]
     slot = torch.where(kept, place, size)  # nodes that are not chosen share one behind the others
     nodes = torch.zeros(batch, size + 1, dtype=torch.int64, device=scores.device)
-    nodes = nodes.scatter_(1, slot, node.expand(batch, -1))[:, :size]
+    nodes = nodes.scatter_(1, slot, node.expand(batch, -1))[:, :size].contiguous()
 
     depth = parts.depth[nodes]
     parent = place.gather(1, parts.parent[nodes])
