@@ -29,25 +29,28 @@ def greedy_at_once(
     Args:
         scores: processed logits [B, N, V].
         tokens: the filled tree [B, N].
-        parents: parent of each node [N], the root's its own id.
+        parents: parent of each node [N], the root's its own id. This and the next two may have a dimension B in front.
         paths: [N, E] the nodes from the root to each node, root first; behind them the node itself.
         depth: [N].
         remaining, eos: as in `walk`.
         logits: raw logits [B, N, V] if log-probabilities are wanted.
     """
-    batch, levels = tokens.shape[0], paths.shape[1]
+    batch, levels = tokens.shape[0], paths.shape[-1]
     said = greedy(scores)  # [B, N] what the model says after each node
-    agreed = tokens == said[:, parents]
+    parents, depth = parents.expand_as(tokens), depth.expand_as(tokens)
+    paths = paths.expand(batch, -1, -1)
+    agreed = tokens == said.gather(1, parents)
     agreed[:, 0] = True
-    kept = agreed[:, paths].all(dim=-1)  # [B, N]
+    kept = agreed.gather(1, paths.flatten(1)).unflatten(1, paths.shape[1:]).all(dim=-1)  # [B, N]
     deepest = torch.where(kept, depth, -1).argmax(dim=1)  # [B]
     order = torch.arange(levels, device=tokens.device)
-    path = paths[deepest]  # [B, E]
+    path = paths[torch.arange(batch, device=tokens.device), deepest]  # [B, E]
+    level = depth.gather(1, deepest[:, None])[:, 0]  # [B]
     emitted = said.gather(1, path)
-    count = torch.minimum(depth[deepest] + 1, remaining)
+    count = torch.minimum(level + 1, remaining)
     ends = (emitted[..., None] == eos).any(dim=-1) & (order < count[:, None])
     count = torch.minimum(count, torch.where(ends, order, levels).amin(dim=1) + 1)
-    drafted = torch.minimum(depth[deepest], count)
+    drafted = torch.minimum(level, count)
     taken = order < count[:, None]
     logprobs = None
     if logits is not None:

@@ -7,9 +7,6 @@ likely one of equals. The token after the path is drawn from the model. Output i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -29,8 +26,9 @@ def typical_threshold(probs: Tensor) -> Tensor:
 def typical(
     scores: Tensor,
     tokens: Tensor,
-    parents: Sequence[int],
-    depths: Sequence[int],
+    parents: Tensor,
+    paths: Tensor,
+    depth: Tensor,
     next_token: Tensor,
     remaining: Tensor,
     eos: Tensor,
@@ -41,41 +39,30 @@ def typical(
     Args:
         scores: processed logits [B, N, V] (temperature and the like applied).
         tokens: the filled tree [B, N].
-        parents, depths: the tree, parents before children are not required.
+        parents, paths, depth: the tree, as in `greedy_at_once`.
         next_token: a draw from the model at every node [B, N]; the one at the last accepted node is emitted.
         remaining, eos: as in `walk`.
         logits: raw logits [B, N, V] if log-probabilities are wanted.
     """
-    batch, size, _ = scores.shape
-    rows, levels = torch.arange(batch, device=scores.device), max(depths) + 1
+    batch, levels = tokens.shape[0], paths.shape[-1]
+    rows, order = torch.arange(batch, device=scores.device), torch.arange(levels, device=scores.device)
+    parents, depth = parents.expand_as(tokens), depth.expand_as(tokens)
+    paths = paths.expand(batch, -1, -1)
     probs = scores.softmax(dim=-1)
-    threshold = typical_threshold(probs)  # [B, N]
-    keep = torch.zeros(batch, size, dtype=torch.bool, device=scores.device)
-    likelihood = torch.zeros(batch, size, device=scores.device)
-    keep[:, 0] = True
-    for node in sorted(range(1, size), key=lambda i: depths[i]):
-        parent = parents[node]
-        p = probs[rows, parent, tokens[:, node]]
-        keep[:, node] = keep[:, parent] & (p > threshold[:, parent])
-        likelihood[:, node] = likelihood[:, parent] + p.log()
-    depth = _index(tuple(depths), scores.device)
+    p = probs[rows[:, None], parents, tokens]  # [B, N]
+    passes = p > typical_threshold(probs).gather(1, parents)
+    passes[:, 0], p[:, 0] = True, 1.0
+    keep = passes.gather(1, paths.flatten(1)).unflatten(1, paths.shape[1:]).all(dim=-1)  # [B, N]
+    each = p.log().gather(1, paths.flatten(1)).unflatten(1, paths.shape[1:])  # [B, N, E]
+    likelihood = torch.where(order <= depth[..., None], each, 0.0).sum(dim=-1)
     longest = torch.where(keep, depth, -1).max(dim=1, keepdim=True).values
     best = torch.where(keep & (depth == longest), likelihood, -torch.inf).argmax(dim=1)  # [B]
+    path = paths[rows, best]  # [B, E]
 
-    # climb from the best node to the root, writing the path from its end
-    up = _index(tuple(parents), scores.device)
-    path = torch.arange(levels, device=scores.device).repeat(batch, 1)
-    climber = best
-    for level in range(levels - 1, -1, -1):
-        on_path = level <= depth[best]
-        path[:, level] = torch.where(on_path, climber, path[:, level])
-        climber = torch.where(on_path & (level > 0), up[climber].clamp(min=0), climber)
-
-    accepted = depth[best]  # drafted tokens kept
+    accepted = depth[rows, best]  # drafted tokens kept
     emitted = torch.zeros_like(path)
     emitted[:, :-1] = tokens.gather(1, path[:, 1:])
     emitted[rows, accepted] = next_token[rows, best]
-    order = torch.arange(levels, device=scores.device)
     count = torch.minimum(accepted + 1, remaining)
     ends = (emitted[..., None] == eos).any(dim=-1) & (order < count[:, None])
     first_end = torch.where(ends, order, levels).min(dim=1).values
@@ -87,9 +74,3 @@ def typical(
         nodes = torch.where(order < count[:, None], path, 0)
         logprobs = logits[rows[:, None], nodes].log_softmax(dim=-1).gather(2, emitted[..., None])[..., 0]
     return Verdict(path, count, emitted, drafted, logprobs)
-
-
-@lru_cache(maxsize=256)
-def _index(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """A tree's array on a device, copied there once: a copy per step would make the host wait."""
-    return torch.tensor(values, device=device)

@@ -68,7 +68,7 @@ def walk(
     choose: Choose,
     logits: Tensor,
     tokens: Tensor,
-    children: Tensor,
+    parents: Tensor,
     levels: int,
     remaining: Tensor,
     eos: Tensor,
@@ -80,7 +80,7 @@ def walk(
         choose: the model's say at the current nodes; see `Choose`. Never called with a finished sequence alive.
         logits: the model's logits [B, N, V], float32.
         tokens: the filled tree [B, N].
-        children: node ids [N, M], padded with -1.
+        parents: parent of each node, the root's its own id: [N], or [B, N] where sequences have different trees.
         levels: deepest level of the tree + 1 (= E).
         remaining: tokens each sequence may still emit [B]; 0 = finished.
         eos: token ids [n] that end a sequence; may be empty.
@@ -108,10 +108,10 @@ def walk(
         if logprobs is not None:
             logprobs[:, level] = here.log_softmax(dim=-1)[rows, token]
         count += alive
-        offspring = children[node]  # [B, M]
-        match = (offspring >= 0) & (tokens.gather(1, offspring.clamp(min=0)) == token[:, None])
+        match = (parents == node[:, None]) & (tokens == token[:, None])  # [B, N]
+        match[:, 0] = False  # the root is nobody's child
         alive = alive & match.any(dim=1)
         drafted += alive
         alive = alive & (count < remaining) & ~(token[:, None] == eos).any(dim=1)
-        node = torch.where(alive, offspring.gather(1, match.int().argmax(dim=1, keepdim=True))[:, 0], node)
+        node = torch.where(alive, match.int().argmax(dim=1), node)
     return Verdict(path, count, emitted, drafted, logprobs)

@@ -13,10 +13,18 @@ from specdeft.attention import dense
 from specdeft.attention.checks import check_causal, check_heads, check_page_table, check_tree
 from specdeft.attention.operator import as_operator
 from specdeft.attention.paths import path_for
-from specdeft.attention.plan import Plan, check_chunk_size, make_plan
+from specdeft.attention.plan import Plan, TreeArrays, check_chunk_size, make_plan
 from specdeft.trees import Tree
 
-__all__ = ["Plan", "causal_attention", "check_chunk_size", "check_page_table", "make_plan", "tree_attention"]
+__all__ = [
+    "Plan",
+    "TreeArrays",
+    "causal_attention",
+    "check_chunk_size",
+    "check_page_table",
+    "make_plan",
+    "tree_attention",
+]
 
 
 def tree_attention(

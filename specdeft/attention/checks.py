@@ -63,6 +63,8 @@ def check_tree(q: Tensor, k: Tensor, plan: Plan) -> None:
         raise ValueError(f"the plan's tree has N = {plan.size} nodes, but q holds {q.shape[2]} rows ({list(q.shape)})")
     if q.shape[0] != plan.batch:
         raise ValueError(f"the plan has B = {plan.batch} lengths, but q holds {q.shape[0]} sequences ({list(q.shape)})")
+    if plan.arrays.batch_step and len(plan.depth) != plan.batch:
+        raise ValueError(f"the plan has B = {plan.batch} lengths, but trees for {len(plan.depth)} sequences")
     table = plan.page_table
     slots = k.shape[2] if table is None else table.shape[1] * k.shape[1]
     if slots < plan.size:

@@ -73,13 +73,15 @@ def page_rows(p_pages, key, m_key, pool, PAGE: tl.constexpr):
     return tl.where(m_page, page, 0).to(tl.int64), key % PAGE, m_page
 
 
-@triton.jit(do_not_specialize=["n", "words", "splits", "chunk_tiles", "most_chunks", "window", "pages", "pool"])
+@triton.jit(
+    do_not_specialize=["n", "words", "splits", "chunk_tiles", "most_chunks", "window", "pages", "pool", "tree_step"]
+)
 def attend_chunks(
     p_q, p_k, p_v,  # [B, Hq, N, D], [B, Hkv, S, D] twice (paged: [pool, P, Hkv, D])
-    p_lengths, p_depth, p_words, p_enter, p_leave, p_pages,  # [B], [N], [N, W], [N] twice, [B, pages]
+    p_lengths, p_depth, p_words, p_enter, p_leave, p_pages,  # [B], [N], [N, W], [N] twice (or B of these), [B, pages]
     p_partial, p_lse,  # [B * Hkv, N * G, splits, D] and the same without D, fp32
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    n, words, scale, cap, pages, pool, splits, chunk_tiles, most_chunks, window,
+    n, words, tree_step, scale, cap, pages, pool, splits, chunk_tiles, most_chunks, window,
     HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
     MASK_TILE: tl.constexpr, PAGE: tl.constexpr, INTERVALS: tl.constexpr, OVERLAPPED: tl.constexpr,
@@ -107,6 +109,10 @@ def attend_chunks(
     p_k += i_kv.to(tl.int64) * stride_kh
     p_v += i_kv.to(tl.int64) * stride_vh
     p_pages += i_b * pages
+    i_tree = i_b * tree_step  # sequences that share a tree share its rows
+    p_depth += i_tree
+    p_enter += i_tree
+    p_leave += i_tree
     if PAGE == 0:  # running row pointers: 64-bit here, 32-bit offsets within a tile
         start = (lo * TILE).to(tl.int64)
         p_k += i_b.to(tl.int64) * stride_kb + start * stride_kn
@@ -144,7 +150,7 @@ def attend_chunks(
 
     bit = tl.arange(0, MASK_TILE)
     idle = tl.minimum(node, n - 1)  # idle rows read the last node's mask
-    p_row = p_words + idle * words
+    p_row = p_words + (i_tree + idle) * words
     b_enter = tl.load(p_enter + idle)
     for row_at in tl.range(tl.maximum(lo, inside) * TILE, tl.minimum(hi * TILE, end), MASK_TILE, num_stages=1):
         key = row_at + bit
@@ -249,7 +255,15 @@ def attend(
         *(q, k, v, plan.lengths, arrays.depth, arrays.words, arrays.enter, arrays.leave),
         *(plan.lengths if table is None else table, partial, lse_log2),
         *(*q.stride()[:3], *kv_strides(k, table), *kv_strides(v, table)),
-        *(n, arrays.words.shape[1], score_scale, cap, 0 if table is None else table.shape[1], k.shape[0]),
+        *(
+            n,
+            arrays.words.shape[-1],
+            arrays.batch_step,
+            score_scale,
+            cap,
+            0 if table is None else table.shape[1],
+            k.shape[0],
+        ),
         *launch.cut,
         **launch.constants,
         CAPPED=softcap is not None,

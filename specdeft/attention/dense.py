@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdeft.attention.plan import Plan
+from specdeft.attention.plan import Plan, TreeArrays
 
 PREFILL_ROWS = 128  # query rows per masked pass: bounds the mask, and the keys scored in vain above the diagonal
 SCORES_AT_ONCE = 1 << 25  # soft-capped scores (or those beside a sink) that exist at a time: 128 MiB of float32
@@ -64,7 +64,7 @@ def by_sequence(
     for b, length in enumerate(lengths):
         first = 0 if window is None else max(0, length - window + 1)
         keys, values = (x[b : b + 1, :, first : length + plan.size] for x in (k, v))
-        mask = _tree_mask(plan, lengths, length, window, group, packed.dtype)
+        mask = _tree_mask(plan, lengths, b, window, group, packed.dtype)
         out[b : b + 1] = _attend(packed[b : b + 1], keys, values, mask, scale, softcap, sinks)
     return out
 
@@ -84,7 +84,9 @@ def by_slots(
     Rows behind a sequence's own get no weight, but they must hold finite numbers.
     """
     slot = torch.arange(k.shape[2], device=k.device)
-    visible = torch.stack([_visible(plan, length, slot, window) for length in plan.lengths])  # [B, N, S]
+    visible = torch.stack(
+        [_visible(plan.arrays.of(b), length, slot, window) for b, length in enumerate(plan.lengths)]
+    )  # [B, N, S]
     mask = _additive(visible, packed.dtype).repeat(1, packed.shape[2] // plan.size, 1)
     return _attend(packed, k, v, mask[:, None], scale, softcap, sinks)
 
@@ -158,27 +160,28 @@ def _attend(
 
 
 def _tree_mask(
-    plan: Plan, lengths: list[int], length: int, window: int | None, group: int, dtype: torch.dtype
+    plan: Plan, lengths: list[int], b: int, window: int | None, group: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """The additive mask [G * N, keys] of a sequence, made by the first layer that asks, kept until lengths change."""
+    """The additive mask [G * N, keys] of sequence `b`, made by the first layer that asks, kept until lengths change."""
     if plan.size == 1:
         return None  # a lone root sees all that is left of the window
     if plan.memo.get("lengths") != lengths:
         plan.memo.clear()
         plan.memo["lengths"] = lengths
-    key = (length, window, group, dtype)
+    length = lengths[b]
+    key = (length, window, group, dtype, b if plan.arrays.batch_step else 0)
     if key not in plan.memo:
         first = 0 if window is None else max(0, length - window + 1)
         rows = torch.arange(first, length + plan.size)
-        visible = _visible(plan, torch.tensor(length), rows, window)
+        visible = _visible(plan.arrays.of(b), torch.tensor(length), rows, window)
         plan.memo[key] = _additive(visible, dtype).repeat(group, 1)
     mask = plan.memo[key]
     return mask
 
 
-def _visible(plan: Plan, length: Tensor, row: Tensor, window: int | None) -> Tensor:
-    """Whether node i sees flat KV row `row[j]`, [N, rows] bool, for a sequence of `length` committed rows."""
-    arrays, last = plan.arrays, plan.size - 1
+def _visible(arrays: TreeArrays, length: Tensor, row: Tensor, window: int | None) -> Tensor:
+    """Whether node i of one tree sees flat KV row `row[j]`, [N, rows] bool, behind `length` committed rows."""
+    last = len(arrays.depth) - 1
     node = (row - length).clamp(0, last)  # of the tree rows; whatever elsewhere
     in_prefix, in_tree = row < length, (row >= length) & (row <= length + last)
     enter = arrays.enter[:, None]

@@ -189,13 +189,13 @@ def attend_rows(
         gl.store(p_out, b_acc * share[:, None], mask=(out_row < n * G)[:, None])
 
 
-@gluon.jit(do_not_specialize=["n", "words", "splits", "chunk_tiles", "most_chunks", "pages"])
+@gluon.jit(do_not_specialize=["n", "words", "splits", "chunk_tiles", "most_chunks", "pages", "tree_step"])
 def attend_chunks(
     p_q, k_desc, v_desc,  # [B, Hq, N, D]; K and V as matrices of rows
-    p_lengths, p_words, p_pages,  # [B], [N, W], [B, pages]
+    p_lengths, p_words, p_pages,  # [B], [N, W] or [B, N, W], [B, pages]
     p_partial, p_lse,  # [B * Hkv, N * G, splits, D] and the same without D, fp32
     stride_qb, stride_qh, stride_qn, rows_b, rows_h, cols_h,
-    n, words, scale, splits, chunk_tiles, most_chunks, pages,
+    n, words, tree_step, scale, splits, chunk_tiles, most_chunks, pages,
     HKV: gl.constexpr, G: gl.constexpr, D: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, WARPGROUPS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
@@ -227,6 +227,7 @@ def attend_chunks(
 
     p_q += i_b.to(gl.int64) * stride_qb + i_kv.to(gl.int64) * G * stride_qh
     row, col = i_b * rows_b + i_kv * rows_h, i_kv * cols_h
+    p_words += i_b * tree_step * words
     slot = i_head.to(gl.int64) * n * G * splits + i_chunk
     first_row = i_m * ROWS * WARPGROUPS
     rings = k_smem, v_smem, k_full, k_empty, v_full, v_empty
@@ -274,7 +275,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, launch: Launch, *, scale
         *(q, descriptor(k_rows, box, head_dim), descriptor(v_rows, box, head_dim)),
         *(plan.lengths, words, plan.lengths if table is None else table, partial, lse_log2),
         *(*q.stride()[:3], *steps),
-        *(n, words.shape[1], scale * LOG2_E, splits, chunk_tiles, most_chunks, 0 if table is None else table.shape[1]),
+        *(n, words.shape[-1], plan.arrays.batch_step, scale * LOG2_E),
+        *(splits, chunk_tiles, most_chunks, 0 if table is None else table.shape[1]),
         *(kv_heads, q_heads // kv_heads, head_dim, tiles.block_n, tiles.num_stages, launch.warpgroups, page),
         num_warps=4,
         launch_pdl=True,

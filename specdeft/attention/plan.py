@@ -31,7 +31,8 @@ class TreeArrays:
     Query i sees tree row j when bit j % 64 of words[i, j // 64] is set (what kernels read), which is when
     enter[j] <= enter[i] < leave[j] (what dense masks are made of).
 
-    depth [N] int64, words [N, W] int64 (unsigned bit patterns), enter and leave [N] int32.
+    depth [N] int64, words [N, W] int64 (unsigned bit patterns), enter and leave [N] int32, contiguous. With a dimension
+    B in front they are one tree for each sequence.
     """
 
     depth: Tensor
@@ -42,6 +43,15 @@ class TreeArrays:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four in the order of the fields."""
         return self.depth, self.words, self.enter, self.leave
+
+    @property
+    def batch_step(self) -> int:
+        """Nodes from one sequence's tree to the next one's: N, or 0 where all sequences share one tree."""
+        return 0 if self.depth.ndim == 1 else self.depth.shape[1]
+
+    def of(self, b: int) -> TreeArrays:
+        """Those of sequence `b`, without the dimension B."""
+        return self if self.depth.ndim == 1 else TreeArrays(*(tensor[b] for tensor in self.tensors()))
 
 
 @lru_cache(maxsize=256)
@@ -81,7 +91,7 @@ class Plan:
     @property
     def size(self) -> int:
         """Number of tree nodes N."""
-        return self.arrays.depth.shape[0]
+        return self.arrays.depth.shape[-1]
 
     @property
     def batch(self) -> int:
@@ -90,7 +100,7 @@ class Plan:
 
     @property
     def depth(self) -> Tensor:
-        """Depth of each node, [N] int64: node i stands at position L + depth[i]."""
+        """Depth of each node, [N] or [B, N] int64: node i stands at position L + depth[i]."""
         return self.arrays.depth
 
     def on(self, device: torch.device) -> Plan:
@@ -109,10 +119,12 @@ class Plan:
     def refill(self, tree: Tree) -> None:
         """Put another tree of N nodes into the arrays, in place.
 
-        Raises ValueError for a tree of another size, and for arrays that other plans share.
+        Raises ValueError for a tree of another size, and for arrays that other plans share or that hold several trees.
         """
         if not self.own_arrays:
             raise ValueError("this plan shares its tree's arrays with others; refill plan.with_own_arrays() instead")
+        if self.arrays.batch_step:
+            raise ValueError("this plan has a tree for each sequence; refill a plan that was made of one tree")
         if tree.size != self.size:
             raise ValueError(f"refill needs a tree of {self.size} nodes as planned, got {tree.size}; make a new plan")
         for mine, new in zip(self.arrays.tensors(), tree_arrays(tree, self.depth.device).tensors(), strict=True):
@@ -120,11 +132,14 @@ class Plan:
         self.memo.clear()
 
 
-def make_plan(tree: Tree, lengths: Tensor, chunk_size: int | str = "auto", page_table: Tensor | None = None) -> Plan:
+def make_plan(
+    tree: Tree | TreeArrays, lengths: Tensor, chunk_size: int | str = "auto", page_table: Tensor | None = None
+) -> Plan:
     """Plan the attention of a verify pass. Reads nothing from the device.
 
     Args:
-        tree: the token tree, the same for every sequence.
+        tree: the token tree, the same for every sequence; or arrays on the device of the lengths, which may be of
+            another tree for each.
         lengths: committed rows of each sequence, [B] int64 or int32, on the layers' device. Kept, not copied: it may
             grow in place between passes.
         chunk_size: most KV rows of a chunk, at least 16; or "auto": what was measured for this GPU and these shapes
@@ -150,7 +165,8 @@ def make_plan(tree: Tree, lengths: Tensor, chunk_size: int | str = "auto", page_
             f"page_table must be [B = {lengths.shape[0]}, pages], int32, contiguous, on {lengths.device}; "
             f"got shape {list(page_table.shape)}, {page_table.dtype}, on {page_table.device}"
         )
-    return Plan(lengths, tree_arrays(tree, lengths.device), chunk_size, page_table)
+    arrays = tree_arrays(tree, lengths.device) if isinstance(tree, Tree) else tree
+    return Plan(lengths, arrays, chunk_size, page_table)
 
 
 def check_chunk_size(chunk_size: int | str) -> None:

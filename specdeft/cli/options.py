@@ -13,7 +13,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class TreeChoice(click.ParamType):
-    """auto, a shipped name, a number of nodes, or a path ending in .json."""
+    """auto, a shipped name, a number of nodes, dynamic-N, or a path ending in .json."""
 
     name = "tree"
 
@@ -52,7 +52,10 @@ def drafting_options(command: Command) -> Command:
     for option in (
         click.option("--chunk-size", type=ChunkSize(), default="auto", help="KV rows per chunk of DeFT-Flatten."),
         click.option(
-            "--tree", type=TreeChoice(), default="auto", help="auto, a shipped name, a size, or a .json path."
+            "--tree",
+            type=TreeChoice(),
+            default="auto",
+            help="auto, a shipped name, a size, dynamic-N or a .json path.",
         ),
         click.option("--heads", metavar="HEADS", help=f"A shipped name or a folder. Default: {HEADS}, with its model."),
     ):

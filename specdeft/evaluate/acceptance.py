@@ -19,7 +19,7 @@ from specdeft.evaluate.workload import Item, choose
 from specdeft.generation import generate
 from specdeft.generation.prompts import read_prompts
 from specdeft.generation.result import PHASES
-from specdeft.trees import Tree
+from specdeft.trees import DynamicTree, Tree
 
 WARM_UP_TOKENS = 8
 
@@ -56,7 +56,7 @@ def run(
     model: Any,
     tokenizer: Any,
     heads: Any,
-    tree: Tree,
+    tree: Tree | DynamicTree,
     items: Sequence[Item],
     settings: Settings,
     *,
@@ -106,7 +106,7 @@ class Measure:
     model: Any
     tokenizer: Any
     heads: Any
-    tree: Tree
+    tree: Tree | DynamicTree
     settings: Settings
     in_float32: Callable[[], Any]
 

@@ -19,7 +19,7 @@ from specdeft.evaluate.attention.method import NotHere
 from specdeft.evaluate.attention.methods import find_method
 from specdeft.evaluate.attention.presets import grid
 from specdeft.generation import generate
-from specdeft.trees import Tree
+from specdeft.trees import DynamicTree, Tree
 
 METHODS = (
     *("deft-flatten", "deft-flatten-paged", "deft-flatten-triton", "deft-flatten-nodes", "deft-node"),
@@ -49,7 +49,7 @@ def attention_errors(
 
 
 def perplexity(
-    model: Any, heads: Any, tree: Tree, prompt: Sequence[int], tokens: int, chunk_size: int | str = "auto"
+    model: Any, heads: Any, tree: Tree | DynamicTree, prompt: Sequence[int], tokens: int, chunk_size: int | str = "auto"
 ) -> Record:
     """Perplexity of a greedy text of `tokens` tokens, by the passes that decoded it and by one plain pass.
 

@@ -27,7 +27,7 @@ from specdeft.generation.text import Detokenizer
 from specdeft.generation.tuned import find_choice
 from specdeft.heads import DraftHeads
 from specdeft.target import Target, check_kind, max_positions_of, vocab_size_of
-from specdeft.trees import Tree
+from specdeft.trees import DynamicTree, Tree
 
 
 def generate(
@@ -36,7 +36,7 @@ def generate(
     prompt: Any,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    tree: Tree | str | int = "auto",
+    tree: Tree | DynamicTree | str | int = "auto",
     chunk_size: int | str = "auto",
     acceptance: str = "greedy",
     max_new_tokens: int | None = None,
@@ -67,9 +67,10 @@ def generate(
         heads: `DraftHeads`, or a shipped name, folder or hub name.
         prompt: text, chat messages, token ids, or a list of any of these (a batch; rows may differ in length).
         tokenizer: for text; by default the one that belongs to the model.
-        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. "auto"
-            takes what `specdeft tune` found best here, if it ran: a tree, or none where drafting is slower. On a CPU it
-            drafts only while that is faster than one token per pass, as measured while it decodes.
+        tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`; or
+            "dynamic-N", the N nodes (2 to 256) that the heads find likeliest, chosen for every sequence and round.
+            "auto" takes what `specdeft tune` found best here, if it ran: a tree, or none where drafting is slower. On a
+            CPU it drafts only while that is faster than one token per pass, as measured while it decodes.
         chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
         acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
         max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).
@@ -253,7 +254,7 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
             why, chunk_size = tuned.why, tuned.chunk_size if chunk_size == "auto" else chunk_size
     target = Target(model, chunk_size, compiled=a["compile"])
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
-    pace = Pace(tree) if a["tree"] == "auto" and model.device.type == "cpu" else None
+    pace = Pace(tree) if a["tree"] == "auto" and isinstance(tree, Tree) and model.device.type == "cpu" else None
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
     decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"], pace)
     return _Decoding(decoder, rows, batch, tokenizer, why)

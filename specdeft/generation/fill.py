@@ -1,4 +1,4 @@
-"""From heads to a filled tree. A tree's arrays become tensors once per (tree, device)."""
+"""From heads to a filled tree: one that is the same for all sequences, or chosen from a larger one for each."""
 
 from __future__ import annotations
 
@@ -8,42 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from specdeft.generation.chosen import choose, path_scores
+from specdeft.generation.tensors import TreeTensors, tree_tensors
 from specdeft.heads import DraftHeads, HydraHeads, RecurrentHeads
-from specdeft.trees import Tree
-
-
-@dataclass(frozen=True)
-class TreeTensors:
-    """A tree's arrays, all int64.
-
-    depth, rank, parent [N] (the root's parent is itself), children [N, M] padded with -1, and paths [N, E]: the nodes
-    from the root to each node, and behind them the node itself.
-    """
-
-    depth: Tensor
-    rank: Tensor
-    parent: Tensor
-    children: Tensor
-    paths: Tensor
-
-
-@lru_cache(maxsize=256)
-def tree_tensors(tree: Tree, device: torch.device) -> TreeTensors:
-    """The tensors of `tree` on `device`."""
-    most = max(1, max(len(below) for below in tree.children))
-    children = torch.full((tree.size, most), -1, dtype=torch.int64)
-    for node, below in enumerate(tree.children):
-        children[node, : len(below)] = torch.tensor(below, dtype=torch.int64)
-    parents = [max(0, parent) for parent in tree.parents]
-    paths: list[list[int]] = []
-    for node in range(tree.size):
-        path = [node]
-        while path[0]:
-            path.insert(0, parents[path[0]])
-        paths.append(path + [node] * (tree.max_depth + 1 - len(path)))
-    arrays = (tree.depths, tree.ranks, parents)
-    depth, rank, parent = (torch.tensor(array, dtype=torch.int64, device=device) for array in arrays)
-    return TreeTensors(depth, rank, parent, children.to(device), torch.tensor(paths, device=device))
+from specdeft.trees import DynamicTree, Tree
 
 
 @dataclass(frozen=True)
@@ -87,11 +55,19 @@ def tree_levels(tree: Tree, device: torch.device) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def draft(heads: DraftHeads, tree: Tree, token: Tensor, hidden: Tensor, lm_head: nn.Module, embed: nn.Module) -> Tensor:
+def draft(
+    heads: DraftHeads,
+    tree: Tree | DynamicTree,
+    token: Tensor,
+    hidden: Tensor,
+    lm_head: nn.Module,
+    embed: nn.Module,
+) -> tuple[Tensor, TreeTensors]:
     """Let the heads guess a tree: the root is `token` [B], a node of rank r is the r-th guess at its place.
 
     Heads that are independent of each other give one list per depth for all nodes. Conditional heads are asked level
-    by level, each node's children once its own token stands. Nothing is read back from the device.
+    by level, each node's children once its own token stands. Of a dynamic tree the whole superset is guessed, and each
+    sequence keeps its likeliest nodes. Nothing is read back from the device.
 
     Args:
         token: the certain token of each sequence [B].
@@ -99,12 +75,37 @@ def draft(heads: DraftHeads, tree: Tree, token: Tensor, hidden: Tensor, lm_head:
         lm_head, embed: the model's output layer and input embedding.
 
     Returns:
-        Tokens [B, N].
+        Tokens [B, N], and the arrays of the tree or trees that they fill.
     """
+    if isinstance(tree, Tree):
+        tokens, _ = _guess(heads, tree, token, hidden, lm_head, embed, scored=False)
+        return tokens, tree_tensors(tree, token.device)
+    tokens, log_probs = _guess(heads, tree.superset, token, hidden, lm_head, embed, scored=True)
+    assert log_probs is not None
+    parts = tree_tensors(tree.superset, token.device)
+    nodes, chosen = choose(path_scores(log_probs, parts), parts, tree.size)
+    return tokens.gather(1, nodes), chosen
+
+
+def _guess(
+    heads: DraftHeads,
+    tree: Tree,
+    token: Tensor,
+    hidden: Tensor,
+    lm_head: nn.Module,
+    embed: nn.Module,
+    scored: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens [B, N] of a tree and, if `scored`, each one's log-probability after its parent [B, N] (the root's: 0)."""
     if tree.size == 1:
-        return token[:, None]
+        return token[:, None], None
+    log_probs = torch.zeros(len(token), tree.size, device=token.device) if scored else None
     if not heads.sees_tokens:
-        return fill(tree, token, heads.propose(hidden, lm_head, tree.width, depths=tree.max_depth).ids)
+        guesses = heads.propose(hidden, lm_head, tree.width, depths=tree.max_depth)
+        if log_probs is not None:
+            parts = tree_tensors(tree, token.device)
+            log_probs[:, 1:] = guesses.log_probs[:, parts.depth[1:] - 1, parts.rank[1:]]
+        return fill(tree, token, guesses.ids), log_probs
     tokens = token[:, None].repeat(1, tree.size)  # [B, N]
     states = hidden[:, None]  # [B, P, H], those of a level's parents
     for depth, level in enumerate(tree_levels(tree, token.device)):
@@ -115,7 +116,9 @@ def draft(heads: DraftHeads, tree: Tree, token: Tensor, hidden: Tensor, lm_head:
             assert isinstance(heads, HydraHeads)
             guesses = heads.propose_level(hidden, tokens[:, level.paths], embed, lm_head, level.width)
         tokens[:, level.node] = guesses.ids[:, level.parent, level.rank]
-    return tokens
+        if log_probs is not None:
+            log_probs[:, level.node] = guesses.log_probs[:, level.parent, level.rank]
+    return tokens, log_probs
 
 
 def fill(tree: Tree, token: Tensor, drafted: Tensor) -> Tensor:

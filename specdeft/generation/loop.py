@@ -26,7 +26,7 @@ from specdeft.generation.rule import Rule
 from specdeft.generation.step import State, prefill, step
 from specdeft.heads import DraftHeads
 from specdeft.target import Target
-from specdeft.trees import Tree
+from specdeft.trees import DynamicTree, Tree
 
 
 class Decoder:
@@ -46,7 +46,7 @@ class Decoder:
         self,
         target: Target,
         heads: DraftHeads,
-        tree: Tree,
+        tree: Tree | DynamicTree,
         rows: list[Row],
         acceptance: str,
         want_logprobs: bool,
@@ -136,13 +136,13 @@ class Decoder:
     def step(self) -> list[list[int]]:
         """One round: several tokens per sequence for one pass of the model."""
         began = time.perf_counter()
-        tree = self.tree if self.pace is None else self.pace.choose()
+        tree: Tree | DynamicTree = self.tree if self.pace is None else self.pace.choose()
         tree = tree.truncated(max(row.remaining for row in self.rows) - 1)  # deeper nodes could not be emitted
         self.clock.start()
         step(self.state, tree, self.target, self.heads, self.rule, self.clock.done)
         gained = self.take(self.state.report, self.state.logprobs, first=False)
         self.clock.read()
-        if self.pace is not None:
+        if self.pace is not None and isinstance(tree, Tree):
             taken = [len(tokens) for tokens in gained if tokens]
             self.pace.learn(tree, time.perf_counter() - began, sum(taken) / len(taken))
         return gained

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from specdeft.accept import Verdict, greedy, greedy_at_once, sample, typical, walk
-from specdeft.generation.fill import tree_tensors
 from specdeft.generation.row import Row
-from specdeft.trees import Tree
+from specdeft.generation.tensors import TreeTensors
 
 Uniform = Callable[[int], Tensor]  # the uniform [B] of the token that comes so many tokens after those emitted
 
@@ -43,24 +42,24 @@ class Rule:
         return None if None in processors else (self.acceptance, self.want_logprobs, processors)
 
     def accept(
-        self, logits: Tensor, tokens: Tensor, tree: Tree, uniform: Uniform, remaining: Tensor, eos: Tensor
+        self, logits: Tensor, tokens: Tensor, parts: TreeTensors, uniform: Uniform, remaining: Tensor, eos: Tensor
     ) -> Verdict:
         """Decide which nodes the model agrees with.
 
         Args:
             logits, tokens: the verified tree, [B, N, V] float32 and [B, N].
+            parts: its arrays.
             uniform: see `Uniform`.
             remaining, eos: as in `specdeft.accept.walk`.
         """
         if self.acceptance == "typical":
-            scores = self.node_scores(logits, tokens, tree)
-            drawn = _draw_everywhere(scores, tree, uniform)
+            scores = self.node_scores(logits, tokens, parts)
+            drawn = _draw_everywhere(scores, parts, uniform)
             raw = logits if self.want_logprobs else None
-            return typical(scores, tokens, tree.parents, tree.depths, drawn, remaining, eos, raw)
-        parts = tree_tensors(tree, logits.device)
+            return typical(scores, tokens, parts.parent, parts.paths, parts.depth, drawn, remaining, eos, raw)
         if self.acceptance == "greedy" and self.context_free:
             raw = logits if self.want_logprobs else None
-            scores = self.node_scores(logits, tokens, tree)
+            scores = self.node_scores(logits, tokens, parts)
             return greedy_at_once(scores, tokens, parts.parent, parts.paths, parts.depth, remaining, eos, raw)
         chosen: list[list[int]] = [[] for _ in self.rows]
 
@@ -72,7 +71,8 @@ class Rule:
                     chosen[b].append(chosen_token)
             return token
 
-        return walk(choose, logits, tokens, parts.children, tree.max_depth + 1, remaining, eos, self.want_logprobs)
+        levels = parts.paths.shape[-1]
+        return walk(choose, logits, tokens, parts.parent, levels, remaining, eos, self.want_logprobs)
 
     def process(self, scores: Tensor, chosen: list[list[int]], alive: Tensor) -> Tensor:
         """Apply each row's logits processors to its scores [B, V]; `chosen` follows the tokens emitted so far."""
@@ -90,26 +90,28 @@ class Rule:
                 out[b] = row.settings.processors(context, scores[b : b + 1].clone())[0]
         return out
 
-    def node_scores(self, logits: Tensor, tokens: Tensor, tree: Tree) -> Tensor:
+    def node_scores(self, logits: Tensor, tokens: Tensor, parts: TreeTensors) -> Tensor:
         """Processed logits [B, N, V] of every node, each in the context of its own path."""
         if self.context_free:
             return self.process(logits.flatten(0, 1), [], torch.empty(0)).unflatten(0, logits.shape[:2])
         out = logits.clone()
         everyone = torch.tensor([row.remaining > 0 for row in self.rows])
         held = tokens.tolist()
-        below: dict[int, list[list[int]]] = {0: [[] for _ in self.rows]}
-        for node in sorted(range(tree.size), key=lambda i: tree.depths[i]):
-            if node:
-                parent = below[tree.parents[node]]
-                below[node] = [[*path, held[b][node]] for b, path in enumerate(parent)]
-            out[:, node] = self.process(logits[:, node], below[node], everyone)
+        paths = parts.paths.expand(len(held), -1, -1).tolist()
+        depths = parts.depth.expand(len(held), -1).tolist()
+        for node in range(tokens.shape[1]):
+            below = [
+                [row[at] for at in path[node][1 : depth[node] + 1]]
+                for row, path, depth in zip(held, paths, depths, strict=True)
+            ]
+            out[:, node] = self.process(logits[:, node], below, everyone)
         return out
 
 
-def _draw_everywhere(scores: Tensor, tree: Tree, uniform: Uniform) -> Tensor:
+def _draw_everywhere(scores: Tensor, parts: TreeTensors, uniform: Uniform) -> Tensor:
     """A draw at every node [B, N], each with the uniform of the token it would emit."""
-    levels = torch.stack([uniform(level) for level in range(tree.max_depth + 1)], dim=1)  # [B, E]
-    chosen = levels[:, tree_tensors(tree, scores.device).depth]  # [B, N]
+    levels = torch.stack([uniform(level) for level in range(parts.paths.shape[-1])], dim=1)  # [B, E]
+    chosen = levels.gather(1, parts.depth.expand(len(scores), -1))  # [B, N]
     return sample(scores.flatten(0, 1), chosen.flatten()).unflatten(0, scores.shape[:2])
 
 

@@ -17,9 +17,10 @@ from specdeft.generation.fill import draft
 from specdeft.generation.memory import Memory, all_states
 from specdeft.generation.pace import LONE_ROOT
 from specdeft.generation.rule import Rule
+from specdeft.generation.tensors import tree_tensors
 from specdeft.heads import DraftHeads
 from specdeft.target import Target
-from specdeft.trees import Tree
+from specdeft.trees import DynamicTree, Tree
 
 Mark = Callable[[str], None]  # called with the name of the phase that has just been issued
 
@@ -91,19 +92,20 @@ def prefill(state: State, prompts: Sequence[Sequence[int]], target: Target, rule
         scores.append(logits)
     remaining = (state.budget - state.emitted).clamp(min=0)
     logits = torch.stack(scores)[:, None]  # [B, 1, V]
-    state.take(rule.accept(logits, state.token[:, None], LONE_ROOT, state.uniform, remaining, state.eos))
+    root = tree_tensors(LONE_ROOT, logits.device)
+    state.take(rule.accept(logits, state.token[:, None], root, state.uniform, remaining, state.eos))
 
 
-def step(state: State, tree: Tree, target: Target, heads: DraftHeads, rule: Rule, mark: Mark) -> None:
+def step(state: State, tree: Tree | DynamicTree, target: Target, heads: DraftHeads, rule: Rule, mark: Mark) -> None:
     """One round: several tokens per sequence for one pass of the model."""
     cache = state.cache
     embed = target.model.get_input_embeddings()
-    tokens = draft(heads, tree, state.token, state.hidden, target.lm_head, embed)  # [B, N]
+    tokens, parts = draft(heads, tree, state.token, state.hidden, target.lm_head, embed)  # [B, N]
     mark("draft")
-    logits, hiddens = target.verify(tokens, tree, cache)  # [B, N, V], [B, N, H]
+    logits, hiddens = target.verify(tokens, parts.arrays, cache)  # [B, N, V], [B, N, H]
     mark("verify")
     remaining = (state.budget - state.emitted).clamp(min=0)
-    verdict = rule.accept(logits, tokens, tree, state.uniform, remaining, state.eos)
+    verdict = rule.accept(logits, tokens, parts, state.uniform, remaining, state.eos)
     mark("accept")
     cache.commit(verdict.path, verdict.count)
     if state.memory is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdeft.attention import make_plan
+from specdeft.attention import TreeArrays, make_plan
 from specdeft.cache import SlotCache
 from specdeft.errors import SpecdeftError
 from specdeft.target.compiled import compiled_layers
@@ -133,15 +133,17 @@ class Target:
         return logits[0, -1], hidden[0, -1]
 
     @torch.inference_mode()
-    def verify(self, tokens: Tensor, tree: Tree, cache: SlotCache) -> tuple[Tensor, Tensor]:
+    def verify(self, tokens: Tensor, tree: Tree | TreeArrays, cache: SlotCache) -> tuple[Tensor, Tensor]:
         """Score a filled tree [B, N] (int64) behind each sequence's committed rows, in one pass.
+
+        Arrays, in place of a tree, may be of another tree for each sequence.
 
         Node i stands at position L + depth[i]. Its keys and values go to scratch row L + i; nothing is committed.
         Returns logits [B, N, V] (float32) and hidden states [B, N, H] (the model's dtype). The cache must have N free
         slots behind every sequence.
         """
         plan = make_plan(tree, cache.lengths, self.chunk_size)
-        cache.place(tree.size)
+        cache.place(plan.size)
         positions = cache.lengths[:, None] + plan.depth  # [B, N]
         if self._last_position is not None:  # only nodes that can no longer be accepted ever reach it
             positions = positions.clamp(max=self._last_position)

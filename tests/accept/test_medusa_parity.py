@@ -15,7 +15,7 @@ import torch
 
 from specdeft.accept import typical, walk
 from specdeft.accept.walk import greedy
-from specdeft.generation.fill import tree_tensors
+from specdeft.generation.tensors import tree_tensors
 from specdeft.trees import Tree, known_trees
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
@@ -84,7 +84,7 @@ def test_verdicts_agree_with_medusa(medusa: ModuleType, temperature: float) -> N
     tree, _ = full_tree(widths)
     buffers = medusa.generate_medusa_buffers([1, *widths], device="cpu")
     paths = buffers["retrieve_indices"]
-    generator = torch.Generator().manual_seed(0)
+    generator, parts = torch.Generator().manual_seed(0), tree_tensors(tree, torch.device("cpu"))
     for _ in range(200):
         logits = 2.5 * torch.randn(1, tree.size, vocab, generator=generator)
         drafts = [torch.randperm(vocab, generator=generator)[:w] for w in widths]
@@ -93,10 +93,9 @@ def test_verdicts_agree_with_medusa(medusa: ModuleType, temperature: float) -> N
         room = torch.tensor([99])
         if temperature:
             drawn = torch.zeros_like(tokens)
-            verdict = typical(logits / temperature, tokens, tree.parents, tree.depths, drawn, room, NO_EOS)
+            verdict = typical(logits / temperature, tokens, parts.parent, parts.paths, parts.depth, drawn, room, NO_EOS)
         else:
-            children = tree_tensors(tree, torch.device("cpu")).children
-            verdict = walk(lambda s, level, alive: greedy(s), logits, tokens, children, 4, room, NO_EOS)
+            verdict = walk(lambda s, level, alive: greedy(s), logits, tokens, parts.parent, 4, room, NO_EOS)
         assert int(verdict.drafted) == int(length)
         assert verdict.path[0, : int(length) + 1].tolist() == paths[best, : int(length) + 1].tolist()
         accepted += int(length)

@@ -9,6 +9,7 @@ import torch
 
 import specdeft
 from specdeft.accept import typical, typical_threshold
+from specdeft.generation.tensors import tree_tensors
 from specdeft.trees import Tree
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
@@ -38,8 +39,8 @@ def test_the_longest_kept_path_wins_and_the_likelier_of_equals() -> None:
     logits[0, 0, 1], logits[0, 0, 2] = 1.0, 1.5  # both children plausible, 2 likelier
     logits[0, 1, 3], logits[0, 2, 4] = 4.0, 4.0  # both grandchildren certain
     logits[0, 4, 7] = 4.0
-    drawn = logits.argmax(-1)
-    verdict = typical(logits, tokens, tree.parents, tree.depths, drawn, torch.tensor([9]), NO_EOS)
+    drawn, parts = logits.argmax(-1), tree_tensors(tree, torch.device("cpu"))
+    verdict = typical(logits, tokens, parts.parent, parts.paths, parts.depth, drawn, torch.tensor([9]), NO_EOS)
     assert verdict.path.tolist() == [[0, 2, 4]]
     assert verdict.emitted.tolist() == [[2, 4, 7]]
     assert verdict.count.tolist() == [3]
@@ -52,7 +53,8 @@ def test_typical_stops_at_an_eos_and_at_the_limit() -> None:
     logits = torch.full((1, 4, 10), -9.0)
     for node, token in enumerate((1, 2, 3, 4)):
         logits[0, node, token] = 4.0
-    args = (logits, tokens, tree.parents, tree.depths, logits.argmax(-1))
+    parts = tree_tensors(tree, torch.device("cpu"))
+    args = (logits, tokens, parts.parent, parts.paths, parts.depth, logits.argmax(-1))
     assert typical(*args, torch.tensor([9]), NO_EOS).count.tolist() == [4]
     assert typical(*args, torch.tensor([9]), torch.tensor([2])).count.tolist() == [2]
     assert typical(*args, torch.tensor([3]), NO_EOS).count.tolist() == [3]

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2
 
 from specdeft.accept import greedy, greedy_at_once, sample, walk
-from specdeft.generation.fill import tree_tensors
+from specdeft.generation.tensors import tree_tensors
 from specdeft.trees import Tree
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
@@ -24,7 +24,7 @@ def greedy_walk(tree: Tree, tokens: list[int], says: list[int], remaining: int =
         lambda scores, level, alive: greedy(scores),
         logits,
         torch.tensor([tokens]),
-        tree_tensors(tree, CPU).children,
+        tree_tensors(tree, CPU).parent,
         tree.max_depth + 1,
         torch.tensor([remaining]),
         torch.tensor(eos, dtype=torch.int64),
@@ -47,7 +47,7 @@ def test_asking_all_nodes_at_once_decides_what_the_walk_decides(seed: int) -> No
     tokens = (shift + parts.rank) % vocabulary
     tokens[0] = torch.where(parts.rank == 0, logits[0].argmax(-1)[parts.parent], tokens[0])  # one that goes deep
     remaining, eos = numbers(0, 6, batch), numbers(0, vocabulary, seed % 3)
-    walked = walk(lambda s, _, __: greedy(s), logits, tokens, parts.children, tree.max_depth + 1, remaining, eos, True)
+    walked = walk(lambda s, _, __: greedy(s), logits, tokens, parts.parent, tree.max_depth + 1, remaining, eos, True)
     once = greedy_at_once(logits, tokens, parts.parent, parts.paths, parts.depth, remaining, eos, logits)
     for name in ("path", "count", "emitted", "drafted", "last", "token"):
         assert torch.equal(getattr(once, name), getattr(walked, name)), name
@@ -103,7 +103,7 @@ def test_choose_is_asked_once_per_emitted_token_and_never_for_the_finished() -> 
     logits[:, :, 9] = 1
     logits[0, 0, 2] = 2
     tokens = torch.tensor([[9, 1, 2, 3, 4, 5]] * 2)
-    verdict = walk(choose, logits, tokens, tree_tensors(TREE, CPU).children, 4, torch.tensor([9, 0]), NO_EOS)
+    verdict = walk(choose, logits, tokens, tree_tensors(TREE, CPU).parent, 4, torch.tensor([9, 0]), NO_EOS)
     assert [row[0] for row in asked].count(True) == int(verdict.count[0]) == 2
     assert not any(row[1] for row in asked)
 
@@ -153,7 +153,7 @@ def test_sampling_down_a_tree_has_the_models_joint_distribution(tree: Tree) -> N
         lambda scores, level, alive: sample(scores, uniform[:, level]),
         logits,
         tokens,
-        tree_tensors(tree, CPU).children,
+        tree_tensors(tree, CPU).parent,
         tree.max_depth + 1,
         torch.full((draws,), 9),
         NO_EOS,

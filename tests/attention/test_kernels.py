@@ -11,8 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdeft.attention import make_plan, reference
-from specdeft.attention.plan import chunks
+from specdeft.attention import TreeArrays, dense, make_plan, reference
+from specdeft.attention.plan import chunks, tree_arrays
 from specdeft.attention.tiles import plan_launch
 from specdeft.trees import Tree
 from tests.attention.cases import case_id, inputs, paged, pairwise, random_tree
@@ -228,3 +228,27 @@ def test_lengths_may_be_int32_and_the_output_is_laid_out_for_the_next_layer(kern
     wide, narrow = run(kernels, tree, x), run(kernels, tree, type(x)(x.q, x.k, x.v, x.lengths.int()))
     assert torch.equal(wide, narrow)
     assert wide.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("mask", ["words", "intervals"])
+@pytest.mark.parametrize("options", [{}, {"window": 3}])
+@pytest.mark.parametrize("n", [5, 65])
+def test_every_sequence_may_have_a_tree_of_its_own(kernels, n, options, mask):
+    trees = [random_tree(n, seed) for seed in range(3)]
+    each = [tree_arrays(tree, torch.device("cpu")).tensors() for tree in trees]
+    arrays = TreeArrays(*(torch.stack(rows) for rows in zip(*each, strict=True)))
+    x = inputs([40, 0, 17], n, 3, 16, kv_heads=2)
+    expected = torch.cat(
+        [
+            reference.tree_attention(
+                *(t[b : b + 1] for t in (x.q, x.k, x.v)), tree, x.lengths[b : b + 1], scale=0.25, **options
+            )[0]
+            for b, tree in enumerate(trees)
+        ]
+    )
+    plain = {"scale": 0.25, "softcap": None, "window": None} | options
+    for out in (
+        run(kernels, arrays, x, 32, mask=mask, **options),
+        dense.tree_attention(x.q, x.k, x.v, make_plan(arrays, x.lengths), **plain),
+    ):
+        torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE[torch.float32])

@@ -65,7 +65,7 @@ def test_every_node_holds_the_guess_of_its_rank_after_its_own_path() -> None:
     assert isinstance(heads, HydraHeads)
     embed, layer = model.get_input_embeddings(), model.get_output_embeddings()
     token, hidden = torch.tensor([3, 9]), torch.randn(2, 144)
-    tokens = draft(heads, SCATTERED, token, hidden, layer, embed)
+    tokens, _ = draft(heads, SCATTERED, token, hidden, layer, embed)
     assert torch.equal(tokens[:, 0], token)
     for node in range(1, SCATTERED.size):
         path, at = [], SCATTERED.parents[node]

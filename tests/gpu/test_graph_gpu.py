@@ -218,3 +218,13 @@ def test_tuned_to_plain_is_a_graph_of_lone_tokens(model, heads, chats, truths, t
     assert [each.token_ids for each in out] == truths
     assert "(auto: plain, drafting measured 0.75x here)" in out[0].stats.tree
     assert len(captured._POOL[model]) == 1
+
+
+def test_dynamic_trees_in_a_graph_say_what_the_model_says(model, heads, chats, truths, captures) -> None:
+    for _ in range(2):
+        rows = specdeft.generate(model, heads, chats, tree="dynamic-64", max_new_tokens=TOKENS)
+        assert [row.token_ids for row in rows] == truths
+        assert all(row.stats.accepted > 0 for row in rows)
+    assert len(captures) == 1
+    without = specdeft.generate(model, heads, chats, tree="dynamic-64", max_new_tokens=TOKENS, graph=False)
+    assert [row.token_ids for row in without] == truths

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import specdeft
-from specdeft.generation.fill import draft, tree_tensors
+from specdeft.generation.fill import draft
 from specdeft.generation.memory import Memory
+from specdeft.generation.tensors import tree_tensors
 from specdeft.heads import DraftHeads
 from specdeft.train import TokenData, train
 from specdeft.train.data import pack
@@ -52,10 +53,9 @@ def test_cuda_drafts_what_the_cpu_drafts(kind: str, num_layers: int, few: list[i
     theirs, moved = on_cuda(model), on_cuda(heads)
     hidden, token = torch.randn(33, 144, generator=torch.Generator().manual_seed(1)), torch.arange(33) % VOCAB
     with torch.no_grad():
-        on_cpu = draft(heads, TREE, token, hidden, model.lm_head, model.get_input_embeddings())
-        found = draft(
-            moved, TREE, token.cuda(), hidden.cuda(), theirs.lm_head, theirs.get_input_embeddings()
-        ).cpu()  # [B, N]
+        on_cpu, _ = draft(heads, TREE, token, hidden, model.lm_head, model.get_input_embeddings())
+        found, _ = draft(moved, TREE, token.cuda(), hidden.cuda(), theirs.lm_head, theirs.get_input_embeddings())
+        found = found.cpu()  # [B, N]
         parts, parted = tree_tensors(TREE, torch.device("cpu")), 0
         for b, node in (found != on_cpu).nonzero().tolist():
             parent = int(parts.parent[node])

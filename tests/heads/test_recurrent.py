@@ -56,7 +56,7 @@ def test_every_node_of_a_tree_holds_the_guess_of_its_own_path(lm_head: str, few:
     embed, layer = model.get_input_embeddings(), model.get_output_embeddings()
     hidden, token = torch.randn(4, 144), torch.tensor([2, 9, 4, 13])
     with torch.no_grad():
-        tokens = draft(heads, TREE, token, hidden, layer, embed)
+        tokens, _ = draft(heads, TREE, token, hidden, layer, embed)
         assert torch.equal(tokens[:, 0], token)
         for node in range(1, TREE.size):
             above = [0, *(TREE.paths.index(TREE.paths[node][:depth]) for depth in range(1, TREE.depths[node]))]

@@ -20,11 +20,11 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from specdeft.accept import Verdict
 from specdeft.errors import SpecdeftError
 from specdeft.evaluate.throughput.ways import Decoded
-from specdeft.generation.fill import tree_tensors
 from specdeft.generation.loop import Decoder
 from specdeft.generation.row import Row
 from specdeft.generation.rule import Rule, Uniform
 from specdeft.generation.settings import RowSettings
+from specdeft.generation.tensors import TreeTensors
 from specdeft.target import Target
 from specdeft.trees import Tree
 
@@ -79,16 +79,19 @@ class Replayed(Rule):
         return ("replayed", self.budget, self._recorded)
 
     def accept(
-        self, logits: Tensor, tokens: Tensor, tree: Tree, uniform: Uniform, remaining: Tensor, eos: Tensor
+        self, logits: Tensor, tokens: Tensor, tree: TreeTensors, uniform: Uniform, remaining: Tensor, eos: Tensor
     ) -> Verdict:
         """What `Rule.accept` decides takes its time; what counts is the record."""
         said = super().accept(logits, tokens, tree, uniform, remaining, eos)
-        if tree.size == 1:
+        levels = tree.paths.shape[-1]
+        if levels == 1:
             return said
-        count = torch.minimum(self.upcoming[self.budget - remaining], remaining)
-        deepest = tree.depths.index(tree.max_depth)  # near the end the tree is cut
-        kept = tree_tensors(tree, tokens.device).paths[deepest]  # [E]
-        order = torch.arange(len(kept), device=tokens.device)
+        deepest = tree.depth.expand(tokens.shape).argmax(dim=1)  # [B]; near the end trees are cut
+        paths = tree.paths.expand(*tokens.shape, levels)
+        kept = paths.gather(1, deepest[:, None, None].expand(-1, 1, levels))[:, 0]  # [B, E]
+        deep = tree.depth.expand(tokens.shape).amax(dim=1) + 1
+        count = torch.minimum(torch.minimum(self.upcoming[self.budget - remaining], deep), remaining)
+        order = torch.arange(levels, device=tokens.device)
         path = torch.where(order < count[:, None], kept, order)
         emitted = logits.gather(1, path[..., None].expand(-1, -1, logits.shape[-1])).argmax(dim=-1)
         return Verdict(path, count, emitted, (count - 1).clamp(min=0))

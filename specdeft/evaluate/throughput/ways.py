@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdeft.attention import dense
 from specdeft.attention.paths import forced
 from specdeft.generation import generate
-from specdeft.trees import Tree
+from specdeft.trees import DynamicTree, Tree
 
 PLAIN, LOOKUP, STATIC = "plain", "prompt-lookup", "static-compiled"  # table.py knows them, too
 LOOKED_UP = 10  # tokens that transformers' prompt lookup drafts at most
@@ -88,7 +88,7 @@ def by_transformers(model: Any, prompts: Sequence[Sequence[int]], count: int, **
 
 
 def by_specdeft(
-    model: Any, prompts: Sequence[Sequence[int]], count: int, *, heads: Any, tree: Tree, **options: Any
+    model: Any, prompts: Sequence[Sequence[int]], count: int, *, heads: Any, tree: Tree | DynamicTree, **options: Any
 ) -> Decoded:
     """`specdeft.generate`, greedily."""
     _wait(model.device)
@@ -111,7 +111,9 @@ def under_dense_mask(ours: Callable[..., Decoded], *arguments: Any, **options: A
 Way = Callable[[Any, Sequence[Sequence[int]], int], Decoded]
 
 
-def ways(heads: Any, tree: Tree, compiled: bool, ours: Callable[..., Decoded] = by_specdeft) -> dict[str, Way]:
+def ways(
+    heads: Any, tree: Tree | DynamicTree, compiled: bool, ours: Callable[..., Decoded] = by_specdeft
+) -> dict[str, Way]:
     """Every way by name. `compiled` adds those that go through torch.compile; `ours` is how specdeft decodes."""
     found: dict[str, Way] = {
         PLAIN: by_transformers,
