@@ -28,6 +28,8 @@ from specdeft.heads import DraftHeads
 from specdeft.target import Target, check_kind, max_positions_of, vocab_size_of
 from specdeft.trees import Tree
 
+MOST_AT_ONCE = 64  # sequences, where nothing is said of batch_size
+
 
 def generate(
     model: PreTrainedModel | str,
@@ -37,6 +39,7 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     tree: Tree | str | int = "auto",
     chunk_size: int | str = "auto",
+    batch_size: int | None = None,
     acceptance: str = "greedy",
     max_new_tokens: int | None = None,
     temperature: float | None = None,
@@ -69,6 +72,8 @@ def generate(
         tree: "auto", a shipped name, a path, a number of nodes from the heads' calibrated family, or a `Tree`. On a CPU
             "auto" drafts only while that is faster than one token per pass, as measured while it decodes.
         chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
+        batch_size: decode at most so many prompts at once, 64 by default; when one ends, the next takes its place.
+            Every place has KV rows for the longest of all prompts and its answer. No result depends on it.
         acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
         max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).
         temperature, top_k, top_p, min_p: for "sample" and "typical"; as in transformers. Temperature 0 is greedy.
@@ -170,11 +175,13 @@ class _Decoding:
         run = self.decoder.run()
         yield next(run)
         while True:
-            decoding = [row for row in self.rows if row.remaining]
+            before = [(row, row.stats.steps) for row in self.decoder.active]
             began = time.perf_counter()
             gained = next(run, None)
-            for row in decoding:
-                row.stats.step_seconds.append(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            for row, steps in before:
+                if row.stats.steps > steps:
+                    row.stats.step_seconds.append(seconds)
             if gained is None:
                 return
             yield gained
@@ -246,7 +253,8 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
     pace = Pace(tree) if a["tree"] == "auto" and model.device.type == "cpu" else None
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
-    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"], pace)
+    want_logprobs, most = bool(a["return_logprobs"]), a["batch_size"] or MOST_AT_ONCE
+    decoder = Decoder(target, heads, tree, rows, acceptance, want_logprobs, a["graph"], pace, most)
     return _Decoding(decoder, rows, batch, tokenizer, why)
 
 

@@ -24,7 +24,8 @@ class Rule:
 
     Args:
         acceptance: "greedy", "sample" or "typical" (lossy).
-        rows: the sequences; one generation config made the settings of all of them.
+        rows: the sequences that are decoded now, a list that may get others; one generation config made the settings
+            of all of them.
         want_logprobs: record each token's log-probability under the model's raw logits.
     """
 
@@ -53,14 +54,14 @@ class Rule:
             remaining, eos: as in `specdeft.accept.walk`.
         """
         if self.acceptance == "typical":
-            scores = self.node_scores(logits, tokens, tree)
+            scores = self.node_scores(logits, tokens, tree, remaining > 0)
             drawn = _draw_everywhere(scores, tree, uniform)
             raw = logits if self.want_logprobs else None
             return typical(scores, tokens, tree.parents, tree.depths, drawn, remaining, eos, raw)
         parts = tree_tensors(tree, logits.device)
         if self.acceptance == "greedy" and self.context_free:
             raw = logits if self.want_logprobs else None
-            scores = self.node_scores(logits, tokens, tree)
+            scores = self.node_scores(logits, tokens, tree, remaining > 0)
             return greedy_at_once(scores, tokens, parts.parent, parts.paths, parts.depth, remaining, eos, raw)
         chosen: list[list[int]] = [[] for _ in self.rows]
 
@@ -90,19 +91,18 @@ class Rule:
                 out[b] = row.settings.processors(context, scores[b : b + 1].clone())[0]
         return out
 
-    def node_scores(self, logits: Tensor, tokens: Tensor, tree: Tree) -> Tensor:
-        """Processed logits [B, N, V] of every node, each in the context of its own path."""
+    def node_scores(self, logits: Tensor, tokens: Tensor, tree: Tree, alive: Tensor) -> Tensor:
+        """Processed logits [B, N, V] of every node of the living, each in the context of its own path."""
         if self.context_free:
             return self.process(logits.flatten(0, 1), [], torch.empty(0)).unflatten(0, logits.shape[:2])
         out = logits.clone()
-        everyone = torch.tensor([row.remaining > 0 for row in self.rows])
         held = tokens.tolist()
         below: dict[int, list[list[int]]] = {0: [[] for _ in self.rows]}
         for node in sorted(range(tree.size), key=lambda i: tree.depths[i]):
             if node:
                 parent = below[tree.parents[node]]
                 below[node] = [[*path, held[b][node]] for b, path in enumerate(parent)]
-            out[:, node] = self.process(logits[:, node], below[node], everyone)
+            out[:, node] = self.process(logits[:, node], below[node], alive)
         return out
 
 

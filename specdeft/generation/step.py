@@ -6,7 +6,7 @@ and replayed (`captured`). It asks the host nothing. Knows targets, heads and tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,15 +50,14 @@ class State:
         self.report = torch.zeros(batch, 2 + levels, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(batch, levels, device=device)
 
-    def reset(self, budget: Sequence[int], uniforms: Sequence[Tensor]) -> None:
-        """Make it the state of a new batch: nothing committed, nothing emitted."""
-        self.cache.lengths.zero_()
+    def begin(self, index: int, budget: int, uniforms: Tensor) -> None:
+        """Give row `index` to a new sequence: nothing committed, nothing emitted. The other rows stay as they are."""
+        self.cache.lengths[index] = 0
         if self.memory is not None:
-            self.memory.cache.lengths.zero_()
-        self.emitted.zero_()
-        self.budget.copy_(torch.tensor(budget))
-        for row, drawn in zip(self.uniforms, uniforms, strict=True):
-            row[: len(drawn)].copy_(drawn)
+            self.memory.cache.lengths[index] = 0
+        self.emitted[index] = 0
+        self.budget[index] = budget
+        self.uniforms[index, : len(uniforms)].copy_(uniforms)
 
     def uniform(self, level: int) -> Tensor:
         """The uniform [B] of the token that comes `level` tokens after those already emitted."""
@@ -73,24 +72,27 @@ class State:
         if verdict.logprobs is not None:
             self.logprobs[:, :levels] = verdict.logprobs
         self.emitted += verdict.count
-        ended = (verdict.token[:, None] == self.eos).any(dim=1) & (verdict.count > 0)
+        gained = verdict.count > 0
+        ended = (verdict.token[:, None] == self.eos).any(dim=1) & gained
         self.budget.copy_(torch.where(ended, 0, self.budget))
-        self.token.copy_(verdict.token)
+        self.token.copy_(torch.where(gained, verdict.token, self.token))
 
 
-def prefill(state: State, prompts: Sequence[Sequence[int]], target: Target, rule: Rule) -> None:
-    """Read the prompts, row by row as each would be alone, and emit every sequence's first token."""
-    scores = []
-    for b, prompt in enumerate(prompts):
+def prefill(state: State, prompts: Mapping[int, Sequence[int]], target: Target, rule: Rule) -> None:
+    """Read the prompts of some rows, one by one as each would be alone, and emit their first tokens; others rest."""
+    asked = torch.zeros_like(state.budget)
+    scores = torch.zeros(0, device=target.device)
+    for b, prompt in prompts.items():
         with all_states(target.model, wanted=state.memory is not None) as states:
             logits, hidden = target.prefill(torch.tensor(prompt, device=target.device), state.cache.row(b))
         if state.memory is not None:
             hidden = state.memory.prefill(b, torch.cat(states, dim=1)[0])
         state.hidden[b].copy_(hidden)
-        scores.append(logits)
-    remaining = (state.budget - state.emitted).clamp(min=0)
-    logits = torch.stack(scores)[:, None]  # [B, 1, V]
-    state.take(rule.accept(logits, state.token[:, None], LONE_ROOT, state.uniform, remaining, state.eos))
+        if not len(scores):
+            scores = logits.new_zeros(len(asked), 1, len(logits))  # [B, 1, V]
+        scores[b], asked[b] = logits, 1
+    remaining = (state.budget - state.emitted).clamp(min=0) * asked
+    state.take(rule.accept(scores, state.token[:, None], LONE_ROOT, state.uniform, remaining, state.eos))
 
 
 def step(state: State, tree: Tree, target: Target, heads: DraftHeads, rule: Rule, mark: Mark) -> None:

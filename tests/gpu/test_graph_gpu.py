@@ -206,3 +206,28 @@ def test_graphs_go_with_their_model(heads, chats) -> None:
     del own
     gc.collect()
     assert len(captured._POOL) == before - 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_waiting_prompts_take_the_places_of_those_that_ended(model, heads, chats, truths, captures, batch_size) -> None:
+    eos = truths[0][20]
+    several = [*chats, chats[0][:9], *chats]
+    rows = specdeft.generate(model, heads, several, tree=32, max_new_tokens=TOKENS, batch_size=batch_size)
+    assert [row.token_ids for row in rows] == [plain(model, ids, TOKENS) for ids in several]
+    options = {"max_new_tokens": TOKENS, "eos_token_id": eos}
+    rows = specdeft.generate(model, heads, several, tree=32, batch_size=batch_size, **options)
+    assert [row.token_ids for row in rows] == [plain(model, ids, TOKENS, eos_token_id=eos) for ids in several]
+    assert sum(row.stats.accepted for row in rows) > 0
+    assert len(captures) == 2  # another EOS is another graph
+
+
+def test_a_stop_that_only_the_host_knows_ends_a_row_whose_place_is_taken(model, heads, chats, truths, captures) -> None:
+    from specdeft.models import load_tokenizer
+
+    tokenizer = load_tokenizer("smollm2-135m-instruct")
+    options = {"tree": 32, "max_new_tokens": TOKENS, "stop": tokenizer.decode(truths[1][10:12]), "tokenizer": tokenizer}
+    options |= {"acceptance": "sample", "temperature": 0.7}
+    several = chats * 2
+    rows = specdeft.generate(model, heads, several, batch_size=2, seed=list(range(6)), **options)
+    for seed, (ids, row) in enumerate(zip(several, rows, strict=True)):
+        assert row.token_ids == specdeft.generate(model, heads, ids, seed=seed, **options).token_ids
