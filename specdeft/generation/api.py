@@ -88,7 +88,8 @@ def generate(
         return_logprobs: also return each token's log-probability under the model's raw logits.
         graph: on a GPU, replay rounds as one CUDA graph. It is captured at the first call of its shape (batch, tree,
             power of two of rows, options) and kept with its KV rows for later ones; see `specdeft.forget_graphs`.
-            Processors that look at earlier tokens rule it out, and so do models that ask the host while they run.
+            Processors that look at earlier tokens rule it out, a repetition penalty apart, and so do models that ask
+            the host while they run.
         compile: pass the model's layers through torch.compile first: fewer, larger kernels, for up to a minute at the
             first call of a shape. Sums are taken in another order, so in 16 bits near-ties may fall the other way.
 

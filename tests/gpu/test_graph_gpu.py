@@ -231,3 +231,13 @@ def test_a_stop_that_only_the_host_knows_ends_a_row_whose_place_is_taken(model, 
     rows = specdeft.generate(model, heads, several, batch_size=2, seed=list(range(6)), **options)
     for seed, (ids, row) in enumerate(zip(several, rows, strict=True)):
         assert row.token_ids == specdeft.generate(model, heads, ids, seed=seed, **options).token_ids
+
+
+def test_a_repetition_penalty_is_part_of_the_graph(model, heads, chats, captures) -> None:
+    from transformers import GenerationConfig
+
+    options = {"tree": 32, "max_new_tokens": TOKENS, "generation_config": GenerationConfig(repetition_penalty=1.3)}
+    for _ in range(2):
+        rows = specdeft.generate(model, heads, chats, batch_size=2, **options)
+        assert [row.token_ids for row in rows] == [plain(model, ids, TOKENS, repetition_penalty=1.3) for ids in chats]
+    assert len(captures) == 1
