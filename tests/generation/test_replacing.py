@@ -7,6 +7,8 @@ import torch
 from transformers import LogitsProcessor
 
 import specdeft
+from specdeft.generation import loop
+from specdeft.generation.result import Clock
 from specdeft.heads import DraftHeads
 from specdeft.trees import Tree
 from tests.tiny import plain, prompts, tiny
@@ -127,3 +129,40 @@ def penalties():
     from transformers import GenerationConfig
 
     return GenerationConfig(repetition_penalty=1.3, no_repeat_ngram_size=2)
+
+
+class Ahead:
+    """Stands for a captured graph: rounds may be launched before the report of the one before is read."""
+
+    def __init__(self, decoder: loop.Decoder, slots: int) -> None:
+        self.decoder, self.state = decoder, decoder.new_state(slots)
+        self.clock, self.rounds, self.reports = Clock(torch.device("cpu")), 0, []
+
+    def launch(self) -> None:
+        decoder = self.decoder
+        self.clock.start()
+        loop.step(self.state, decoder.tree, decoder.target, decoder.heads, decoder.rule, self.clock.done)
+        self.reports.append((self.state.report.clone(), self.state.logprobs.clone()))
+        self.rounds += 1
+
+    def read(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.rounds - 2 <= index < self.rounds
+        return self.reports[index]
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_round_that_was_launched_ahead_does_not_touch_who_comes_next(batch_size: int, monkeypatch) -> None:
+    tokenizer = toy_tokenizer(adds_bos=False, chat_template=None)
+    texts = [plain(tiny(), ids, 20) for ids in PROMPTS]
+    alone = [specdeft.generate(tiny(), heads_of(tiny(), "recurrent"), ids, tree=WIDE, max_new_tokens=20,
+             tokenizer=tokenizer, stop=tokenizer.decode(texts[3][4:6])) for ids in PROMPTS]  # fmt: skip
+    monkeypatch.setattr(loop.Decoder, "capture", lambda decoder, slots: Ahead(decoder, slots))
+    together = specdeft.generate(
+        tiny(), heads_of(tiny(), "recurrent"), PROMPTS, tree=WIDE, max_new_tokens=20, batch_size=batch_size,
+        tokenizer=tokenizer, stop=tokenizer.decode(texts[3][4:6]),
+    )  # fmt: skip
+    assert [out.token_ids for out in together] == [out.token_ids for out in alone]
+    assert "stop" in {out.finish_reason for out in together}

@@ -120,11 +120,11 @@ def test_log_probabilities_and_stop_strings_come_through(model, heads, chats, tr
 
 
 def test_processors_that_look_back_go_without_a_graph(model, heads, chats, captures) -> None:
-    from transformers import RepetitionPenaltyLogitsProcessor
+    from transformers import NoRepeatNGramLogitsProcessor
 
-    penalty = [RepetitionPenaltyLogitsProcessor(1.3)]
-    out = specdeft.generate(model, heads, chats[0], tree=64, max_new_tokens=TOKENS, logits_processor=penalty)
-    assert out.token_ids == plain(model, chats[0], TOKENS, repetition_penalty=1.3)
+    ban = [NoRepeatNGramLogitsProcessor(2)]
+    out = specdeft.generate(model, heads, chats[0], tree=64, max_new_tokens=TOKENS, logits_processor=ban)
+    assert out.token_ids == plain(model, chats[0], TOKENS, no_repeat_ngram_size=2)
     assert not captures
 
 
