@@ -275,7 +275,7 @@ def test_the_options_of_generate_are_these() -> None:
     parameters = inspect.signature(specdeft.generate).parameters.values()
     assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == ["model", "heads", "prompt"]
     assert not any(p.default is not p.empty for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-    given = {"tree": "auto", "chunk_size": "auto", "acceptance": "greedy"}
+    given = {"tree": "auto", "chunk_size": "auto", "batch_size": None, "acceptance": "greedy"}
     given |= {"return_logprobs": False, "graph": True, "compile": False}
     assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == {
         **given,

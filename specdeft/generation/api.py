@@ -29,6 +29,8 @@ from specdeft.heads import DraftHeads
 from specdeft.target import Target, check_kind, max_positions_of, vocab_size_of
 from specdeft.trees import DynamicTree, Tree
 
+MOST_AT_ONCE = 64  # sequences, where nothing is said of batch_size
+
 
 def generate(
     model: PreTrainedModel | str,
@@ -38,6 +40,7 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     tree: Tree | DynamicTree | str | int = "auto",
     chunk_size: int | str = "auto",
+    batch_size: int | None = None,
     acceptance: str = "greedy",
     max_new_tokens: int | None = None,
     temperature: float | None = None,
@@ -72,6 +75,8 @@ def generate(
             "auto" takes what `specdeft tune` found best here, if it ran: a tree, or none where drafting is slower. On a
             CPU it drafts only while that is faster than one token per pass, as measured while it decodes.
         chunk_size: rows per KV chunk of DeFT-Flatten, or "auto".
+        batch_size: decode at most so many prompts at once, 64 by default; when one ends, the next takes its place.
+            Every place has KV rows for the longest of all prompts and its answer. No result depends on it.
         acceptance: "greedy", "sample" (lossless) or "typical" (lossy).
         max_new_tokens: at least 1; without it the generation config decides, as in transformers (20 if it is silent).
         temperature, top_k, top_p, min_p: for "sample" and "typical"; as in transformers. Temperature 0 is greedy.
@@ -86,7 +91,8 @@ def generate(
         return_logprobs: also return each token's log-probability under the model's raw logits.
         graph: on a GPU, replay rounds as one CUDA graph. It is captured at the first call of its shape (batch, tree,
             power of two of rows, options) and kept with its KV rows for later ones; see `specdeft.forget_graphs`.
-            Processors that look at earlier tokens rule it out, and so do models that ask the host while they run.
+            Processors that look at earlier tokens rule it out, a repetition penalty apart, and so do models that ask
+            the host while they run.
         compile: pass the model's layers through torch.compile first: fewer, larger kernels, for up to a minute at the
             first call of a shape. Sums are taken in another order, so in 16 bits near-ties may fall the other way.
 
@@ -173,11 +179,13 @@ class _Decoding:
         run = self.decoder.run()
         yield next(run)
         while True:
-            decoding = [row for row in self.rows if row.remaining]
+            before = [(row, row.stats.steps) for row in self.decoder.active]
             began = time.perf_counter()
             gained = next(run, None)
-            for row in decoding:
-                row.stats.step_seconds.append(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            for row, steps in before:
+                if row.stats.steps > steps:
+                    row.stats.step_seconds.append(seconds)
             if gained is None:
                 return
             yield gained
@@ -256,7 +264,8 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
     pace = Pace(tree) if a["tree"] == "auto" and isinstance(tree, Tree) and model.device.type == "cpu" else None
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
-    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"], pace)
+    want_logprobs, most = bool(a["return_logprobs"]), a["batch_size"] or MOST_AT_ONCE
+    decoder = Decoder(target, heads, tree, rows, acceptance, want_logprobs, a["graph"], pace, most)
     return _Decoding(decoder, rows, batch, tokenizer, why)
 
 

@@ -18,6 +18,7 @@ _LARGEST_SEED = 2**63 - 1  # what torch generators take
 # name: (whole number?, what it must be, the test of it)
 _NUMBERS: dict[str, tuple[bool, str, Callable[[Any], bool]]] = {
     "max_new_tokens": (True, "at least 1", lambda v: v >= 1),
+    "batch_size": (True, "at least 1", lambda v: v >= 1),
     "temperature": (False, "at least 0 (0 is greedy)", lambda v: 0 <= v < math.inf),
     "top_k": (True, "at least 0 (0 is off)", lambda v: v >= 0),
     "top_p": (False, "above 0 and at most 1", lambda v: 0 < v <= 1),

@@ -41,6 +41,12 @@ _CONTEXT_FREE = tuple(  # processors that look at the scores only: they may run 
 )
 
 
+def is_penalty(processor: Any) -> bool:
+    """Whether it is transformers' repetition penalty of prompt and answer alike."""
+    kind = logits_process.RepetitionPenaltyLogitsProcessor
+    return type(processor) is kind and processor.prompt_ignore_length is None
+
+
 @dataclass(frozen=True)
 class RowSettings:
     """Everything one sequence needs besides its ids."""
@@ -51,9 +57,9 @@ class RowSettings:
     stopping: StoppingCriteriaList
 
     @property
-    def context_free(self) -> bool:
-        """Whether no processor looks at the tokens so far."""
-        return all(type(processor) in _CONTEXT_FREE for processor in self.processors)  # a subclass may look
+    def on_device(self) -> bool:
+        """Whether no processor looks at the tokens so far, but for penalties of those that have occurred."""
+        return all(is_penalty(each) or type(each) in _CONTEXT_FREE for each in self.processors)  # a subclass may look
 
 
 def resolve(

@@ -6,7 +6,7 @@ and replayed (`captured`). It asks the host nothing. Knows targets, heads and tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from specdeft.generation.pace import LONE_ROOT
 from specdeft.generation.rule import Rule
 from specdeft.generation.tensors import tree_tensors
 from specdeft.heads import DraftHeads
-from specdeft.target import Target
+from specdeft.target import Target, vocab_size_of
 from specdeft.trees import DynamicTree, Tree
 
 Mark = Callable[[str], None]  # called with the name of the phase that has just been issued
@@ -33,6 +33,7 @@ class State:
         token [B] int64, hidden [B, H]: the next root, and the hidden state that heads read.
         emitted, budget [B] int64: tokens emitted so far, and how many may be; no more are once emitted >= budget.
         uniforms [B, U] float64: the random number of each token to come.
+        seen [B, V + 1] bool: tokens of prompt and answer so far; column V takes what is no token.
         eos [n] int64: tokens that end a sequence.
         report [B, 2 + levels] int64: of the last round: emitted count, drafted count, emitted tokens.
         logprobs [B, levels] float32: of the emitted tokens, where they are wanted.
@@ -48,19 +49,20 @@ class State:
         self.token, self.emitted, self.budget = (torch.zeros(batch, dtype=torch.int64, device=device) for _ in range(3))
         self.hidden = target.new_hidden(batch)
         self.uniforms = torch.zeros(batch, draws, dtype=torch.float64, device=device)
+        self.seen = torch.zeros(batch, vocab_size_of(target.model) + 1, dtype=torch.bool, device=device)
         self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
         self.report = torch.zeros(batch, 2 + levels, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(batch, levels, device=device)
 
-    def reset(self, budget: Sequence[int], uniforms: Sequence[Tensor]) -> None:
-        """Make it the state of a new batch: nothing committed, nothing emitted."""
-        self.cache.lengths.zero_()
+    def begin(self, index: int, budget: int, uniforms: Tensor) -> None:
+        """Give row `index` to a new sequence: nothing committed, nothing emitted. The other rows stay as they are."""
+        self.cache.lengths[index] = 0
         if self.memory is not None:
-            self.memory.cache.lengths.zero_()
-        self.emitted.zero_()
-        self.budget.copy_(torch.tensor(budget))
-        for row, drawn in zip(self.uniforms, uniforms, strict=True):
-            row[: len(drawn)].copy_(drawn)
+            self.memory.cache.lengths[index] = 0
+        self.emitted[index] = 0
+        self.budget[index] = budget
+        self.uniforms[index, : len(uniforms)].copy_(uniforms)
+        self.seen[index] = False
 
     def uniform(self, level: int) -> Tensor:
         """The uniform [B] of the token that comes `level` tokens after those already emitted."""
@@ -75,25 +77,33 @@ class State:
         if verdict.logprobs is not None:
             self.logprobs[:, :levels] = verdict.logprobs
         self.emitted += verdict.count
-        ended = (verdict.token[:, None] == self.eos).any(dim=1) & (verdict.count > 0)
+        order = torch.arange(levels, device=self.seen.device)
+        said = (order < verdict.count[:, None]) & (verdict.emitted >= 0)
+        self.seen.scatter_(1, torch.where(said, verdict.emitted, self.seen.shape[1] - 1), True)
+        gained = verdict.count > 0
+        ended = (verdict.token[:, None] == self.eos).any(dim=1) & gained
         self.budget.copy_(torch.where(ended, 0, self.budget))
-        self.token.copy_(verdict.token)
+        self.token.copy_(torch.where(gained, verdict.token, self.token))
 
 
-def prefill(state: State, prompts: Sequence[Sequence[int]], target: Target, rule: Rule) -> None:
-    """Read the prompts, row by row as each would be alone, and emit every sequence's first token."""
-    scores = []
-    for b, prompt in enumerate(prompts):
+def prefill(state: State, prompts: Mapping[int, Sequence[int]], target: Target, rule: Rule) -> None:
+    """Read the prompts of some rows, one by one as each would be alone, and emit their first tokens; others rest."""
+    asked = torch.zeros_like(state.budget)
+    scores = torch.zeros(0, device=target.device)
+    for b, prompt in prompts.items():
+        ids = torch.tensor(prompt, device=target.device)
+        state.seen[b].index_fill_(0, ids, True)
         with all_states(target.model, wanted=state.memory is not None) as states:
-            logits, hidden = target.prefill(torch.tensor(prompt, device=target.device), state.cache.row(b))
+            logits, hidden = target.prefill(ids, state.cache.row(b))
         if state.memory is not None:
             hidden = state.memory.prefill(b, torch.cat(states, dim=1)[0])
         state.hidden[b].copy_(hidden)
-        scores.append(logits)
-    remaining = (state.budget - state.emitted).clamp(min=0)
-    logits = torch.stack(scores)[:, None]  # [B, 1, V]
-    root = tree_tensors(LONE_ROOT, logits.device)
-    state.take(rule.accept(logits, state.token[:, None], root, state.uniform, remaining, state.eos))
+        if not len(scores):
+            scores = logits.new_zeros(len(asked), 1, len(logits))  # [B, 1, V]
+        scores[b], asked[b] = logits, 1
+    remaining = (state.budget - state.emitted).clamp(min=0) * asked
+    root = tree_tensors(LONE_ROOT, scores.device)
+    state.take(rule.accept(scores, state.token[:, None], root, state.uniform, remaining, state.eos, state.seen))
 
 
 def step(state: State, tree: Tree | DynamicTree, target: Target, heads: DraftHeads, rule: Rule, mark: Mark) -> None:
@@ -105,7 +115,7 @@ def step(state: State, tree: Tree | DynamicTree, target: Target, heads: DraftHea
     logits, hiddens = target.verify(tokens, parts.arrays, cache)  # [B, N, V], [B, N, H]
     mark("verify")
     remaining = (state.budget - state.emitted).clamp(min=0)
-    verdict = rule.accept(logits, tokens, parts, state.uniform, remaining, state.eos)
+    verdict = rule.accept(logits, tokens, parts, state.uniform, remaining, state.eos, state.seen)
     mark("accept")
     cache.commit(verdict.path, verdict.count)
     if state.memory is None:

@@ -120,11 +120,11 @@ def test_log_probabilities_and_stop_strings_come_through(model, heads, chats, tr
 
 
 def test_processors_that_look_back_go_without_a_graph(model, heads, chats, captures) -> None:
-    from transformers import RepetitionPenaltyLogitsProcessor
+    from transformers import NoRepeatNGramLogitsProcessor
 
-    penalty = [RepetitionPenaltyLogitsProcessor(1.3)]
-    out = specdeft.generate(model, heads, chats[0], tree=64, max_new_tokens=TOKENS, logits_processor=penalty)
-    assert out.token_ids == plain(model, chats[0], TOKENS, repetition_penalty=1.3)
+    ban = [NoRepeatNGramLogitsProcessor(2)]
+    out = specdeft.generate(model, heads, chats[0], tree=64, max_new_tokens=TOKENS, logits_processor=ban)
+    assert out.token_ids == plain(model, chats[0], TOKENS, no_repeat_ngram_size=2)
     assert not captures
 
 
@@ -228,3 +228,38 @@ def test_dynamic_trees_in_a_graph_say_what_the_model_says(model, heads, chats, t
     assert len(captures) == 1
     without = specdeft.generate(model, heads, chats, tree="dynamic-64", max_new_tokens=TOKENS, graph=False)
     assert [row.token_ids for row in without] == truths
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_waiting_prompts_take_the_places_of_those_that_ended(model, heads, chats, truths, captures, batch_size) -> None:
+    eos = truths[0][20]
+    several = [*chats, chats[0][:9], *chats]
+    rows = specdeft.generate(model, heads, several, tree=32, max_new_tokens=TOKENS, batch_size=batch_size)
+    assert [row.token_ids for row in rows] == [plain(model, ids, TOKENS) for ids in several]
+    options = {"max_new_tokens": TOKENS, "eos_token_id": eos}
+    rows = specdeft.generate(model, heads, several, tree=32, batch_size=batch_size, **options)
+    assert [row.token_ids for row in rows] == [plain(model, ids, TOKENS, eos_token_id=eos) for ids in several]
+    assert sum(row.stats.accepted for row in rows) > 0
+    assert len(captures) == 2  # another EOS is another graph
+
+
+def test_a_stop_that_only_the_host_knows_ends_a_row_whose_place_is_taken(model, heads, chats, truths, captures) -> None:
+    from specdeft.models import load_tokenizer
+
+    tokenizer = load_tokenizer("smollm2-135m-instruct")
+    options = {"tree": 32, "max_new_tokens": TOKENS, "stop": tokenizer.decode(truths[1][10:12]), "tokenizer": tokenizer}
+    options |= {"acceptance": "sample", "temperature": 0.7}
+    several = chats * 2
+    rows = specdeft.generate(model, heads, several, batch_size=2, seed=list(range(6)), **options)
+    for seed, (ids, row) in enumerate(zip(several, rows, strict=True)):
+        assert row.token_ids == specdeft.generate(model, heads, ids, seed=seed, **options).token_ids
+
+
+def test_a_repetition_penalty_is_part_of_the_graph(model, heads, chats, captures) -> None:
+    from transformers import GenerationConfig
+
+    options = {"tree": 32, "max_new_tokens": TOKENS, "generation_config": GenerationConfig(repetition_penalty=1.3)}
+    for _ in range(2):
+        rows = specdeft.generate(model, heads, chats, batch_size=2, **options)
+        assert [row.token_ids for row in rows] == [plain(model, ids, TOKENS, repetition_penalty=1.3) for ids in chats]
+    assert len(captures) == 1

@@ -79,17 +79,24 @@ class Replayed(Rule):
         return ("replayed", self.budget, self._recorded)
 
     def accept(
-        self, logits: Tensor, tokens: Tensor, tree: TreeTensors, uniform: Uniform, remaining: Tensor, eos: Tensor
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        parts: TreeTensors,
+        uniform: Uniform,
+        remaining: Tensor,
+        eos: Tensor,
+        seen: Tensor,
     ) -> Verdict:
         """What `Rule.accept` decides takes its time; what counts is the record."""
-        said = super().accept(logits, tokens, tree, uniform, remaining, eos)
-        levels = tree.paths.shape[-1]
+        said = super().accept(logits, tokens, parts, uniform, remaining, eos, seen)
+        levels = parts.paths.shape[-1]
         if levels == 1:
             return said
-        deepest = tree.depth.expand(tokens.shape).argmax(dim=1)  # [B]; near the end trees are cut
-        paths = tree.paths.expand(*tokens.shape, levels)
-        kept = paths.gather(1, deepest[:, None, None].expand(-1, 1, levels))[:, 0]  # [B, E]
-        deep = tree.depth.expand(tokens.shape).amax(dim=1) + 1
+        deepest = parts.depth.expand(tokens.shape).argmax(dim=1)  # [B]; near the end trees are cut
+        every = parts.paths.expand(*tokens.shape, levels)
+        kept = every.gather(1, deepest[:, None, None].expand(-1, 1, levels))[:, 0]  # [B, E]
+        deep = parts.depth.expand(tokens.shape).amax(dim=1) + 1
         count = torch.minimum(torch.minimum(self.upcoming[self.budget - remaining], deep), remaining)
         order = torch.arange(levels, device=tokens.device)
         path = torch.where(order < count[:, None], kept, order)
