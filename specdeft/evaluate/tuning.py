@@ -83,7 +83,7 @@ def tune(
         for length in lengths:
             for tree, chunk in [(PLAIN, "auto"), *((tree, chunk) for tree in trees for chunk in chunk_sizes)]:
                 tau = 1 + realised * (calibration.expected_tau(tree) - 1)
-                took = round_seconds(Target(model, chunk, compiled), heads, tree, batch, length, seconds)
+                took = round_seconds(Target(model, chunk, compiled, prepack=True), heads, tree, batch, length, seconds)
                 yield Timing(batch, length, tree, chunk, took, tau)
 
 

@@ -110,7 +110,7 @@ def step(state: State, tree: Tree | DynamicTree, target: Target, heads: DraftHea
     """One round: several tokens per sequence for one pass of the model."""
     cache = state.cache
     embed = target.model.get_input_embeddings()
-    tokens, parts = draft(heads, tree, state.token, state.hidden, target.lm_head, embed)  # [B, N]
+    tokens, parts = draft(heads, tree, state.token, state.hidden, target.output_layer, embed)  # [B, N]
     mark("draft")
     logits, hiddens = target.verify(tokens, parts.arrays, cache)  # [B, N, V], [B, N, H]
     mark("verify")

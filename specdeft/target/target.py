@@ -22,6 +22,7 @@ from specdeft.errors import SpecdeftError
 from specdeft.target.compiled import compiled_layers
 from specdeft.target.hook import NAME, Prefill, Verify, attention_of, cache_argument
 from specdeft.target.packed import pack
+from specdeft.target.prepacked import prepacked, using
 from specdeft.target.probe import probe
 from specdeft.trees import Tree
 
@@ -35,12 +36,15 @@ class Target:
         model: a loaded causal LM in eval mode; every layer must use transformers' attention interface.
         chunk_size: rows C per KV chunk of DeFT-Flatten, or "auto".
         compiled: pass the layers through torch.compile when they verify a tree; see `compiled_layers` and `pack`.
+        prepack: on a CPU, multiply by prepacked copies of the linear layers' weights; see `prepacked`.
 
     Raises:
         SpecdeftError: the model is encoder-decoder, recurrent, in training mode, or bypasses the attention interface.
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_size: int | str = "auto", compiled: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, chunk_size: int | str = "auto", compiled: bool = False, prepack: bool = False
+    ) -> None:
         self.model, self.chunk_size, self.compiled = model, chunk_size, compiled
         if compiled:
             pack(model)  # before anybody takes its weights' addresses
@@ -51,6 +55,12 @@ class Target:
         self._rope_switch = longrope_switch(model.config.get_text_config(decoder=True))
         self._prefill_chunk: int | None = PREFILL_CHUNK
         self.device = model.get_input_embeddings().weight.device
+        self._prepacked = prepacked(model) if prepack and not compiled and self.device.type == "cpu" else {}
+
+    @property
+    def output_layer(self) -> nn.Module:
+        """What multiplies as `lm_head` does, for draft heads: its prepacked copy, where there is one."""
+        return self._prepacked.get(self.lm_head, self.lm_head)  # type: ignore[call-overload]
 
     @property
     def lm_head(self) -> nn.Module:
@@ -160,7 +170,7 @@ class Target:
             if threading.get_ident() == ours:  # draft heads of another thread may use the same output layer
                 tapped.append(inputs[0])
 
-        with attention_of(self.model, NAME):
+        with attention_of(self.model, NAME), using(self._prepacked):
             handle = self.lm_head.register_forward_pre_hook(tap)
             try:
                 out = self.model(

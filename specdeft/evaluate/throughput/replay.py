@@ -118,7 +118,7 @@ def by_replay(
     """`ways.by_specdeft` with what is accepted taken from `accepted`: tokens per round, again and again."""
     settings = RowSettings(count, (), LogitsProcessorList(), StoppingCriteriaList())
     rows = [Row(prompt, settings, None) for prompt in prompts]
-    target = Target(model, compiled=compile)
+    target = Target(model, compiled=compile, prepack=True)
     target.prepare([(len(prompt), count) for prompt in prompts])
     rule = Replayed(rows, tree, accepted, target.device)
     began = time.perf_counter()
