@@ -276,7 +276,7 @@ def test_the_options_of_generate_are_these() -> None:
     assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == ["model", "heads", "prompt"]
     assert not any(p.default is not p.empty for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
     given = {"tree": "auto", "chunk_size": "auto", "batch_size": None, "acceptance": "greedy"}
-    given |= {"return_logprobs": False, "graph": True, "compile": False}
+    given |= {"return_logprobs": False, "graph": True, "compile": False, "prepack": True}
     assert {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} == {
         **given,
         **dict.fromkeys(["tokenizer", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed"]),

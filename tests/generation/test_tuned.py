@@ -46,7 +46,7 @@ def test_auto_takes_the_tuned_tree_and_chunk_size_and_says_the_same(monkeypatch:
     heads = OracleHeads.of(model, ids, 40)
     write_table(table_path(model, heads, CPU, False), [entry(2), entry(8, 32)], {})
     sizes, target = [], api.Target
-    monkeypatch.setattr(api, "Target", lambda model, size, **rest: sizes.append(size) or target(model, size, **rest))
+    monkeypatch.setattr(api, "Target", lambda model, size, *rest: sizes.append(size) or target(model, size, *rest))
     out = specdeft.generate(model, heads, ids, max_new_tokens=40)
     assert out.token_ids == plain(model, ids, 40)
     assert out.stats.tree.startswith("small-4 (auto: tuned for batch 2 at 64 tokens); drafted in ")
