@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import specdeft
+from specdeft.generation import captured
 from specdeft.generation.fill import draft
 from specdeft.generation.memory import Memory
 from specdeft.generation.tensors import tree_tensors
@@ -17,7 +18,7 @@ from specdeft.heads import DraftHeads
 from specdeft.train import TokenData, train
 from specdeft.train.data import pack
 from specdeft.trees import Tree
-from tests.tiny import VOCAB, plain, prompts, tiny
+from tests.tiny import FAMILIES, VOCAB, plain, prompts, tiny
 
 pytestmark = pytest.mark.gpu
 
@@ -106,6 +107,28 @@ def test_text_behind_a_prefix_layer_stays_the_models_own(kind: str, graph: bool)
     for ids, result in zip(batch, results, strict=True):
         assert result.token_ids == plain(model, ids, 40)
     assert sum(result.stats.accepted for result in results) > 5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_round_of_every_family_is_captured(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle heads ask the host and are served without a graph; ordinary ones never are."""
+    made: list[object] = []
+    real = captured.Captured.__init__
+
+    def counting(self: object, *arguments: object) -> None:
+        made.append(self)
+        real(self, *arguments)
+
+    monkeypatch.setattr(captured.Captured, "__init__", counting)
+    original = tiny(family)
+    heads = on_cuda(DraftHeads.for_model(original, num_heads=3))
+    model = on_cuda(original)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*cannot be captured.*")
+        results = specdeft.generate(model, heads, prompts(2), tree=TREE, max_new_tokens=24)
+    assert [result.token_ids for result in results] == [plain(model, ids, 24) for ids in prompts(2)]
+    assert len(made) == 1
+    specdeft.forget_graphs(model)
 
 
 def cycles() -> TokenData:
