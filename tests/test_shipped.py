@@ -80,4 +80,4 @@ def test_the_demonstration_drafts_well_and_says_what_the_model_says(
     assert summary["tokens"] == summary["plain_tokens"] > 16
     assert summary["tau"] > 1.5
     assert summary["ratio"] > 0
-    assert summary["tree"].startswith(f"{NAME}-16")
+    assert summary["tree"].startswith(f"{NAME}-8")

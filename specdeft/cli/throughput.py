@@ -97,10 +97,10 @@ def _real(*, model: str, tree: Any, workload: str, limit: int, compiled: bool, *
     bos = getattr(tokenizer, "bos_token_id", None)
     prompts, _ = read_prompts([item.prompt for item in items], tokenizer, bos, vocab_size)
     settings = {
-        "model": model, "heads": heads.config.base_model, "tree": drafted.name, "nodes": drafted.size,
-        "workload": Path(workload).stem, "workload_sha256": sha256(workload),
+        "model": model, "heads": heads.config.base_model, "tree": "auto" if tree == "auto" else drafted.name,
+        "nodes": drafted.size, "workload": Path(workload).stem, "workload_sha256": sha256(workload),
     }  # fmt: skip
-    return target, ways(heads, drafted, compiled), prompts, settings
+    return target, ways(heads, drafted, compiled, auto=tree == "auto"), prompts, settings
 
 
 def _replayed(*, shape: str, replay: str, tree: Any, limit: int, compiled: bool, **given: Any) -> tuple[Any, ...]:

@@ -257,10 +257,10 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
             **({} if greedy else {name: a[name] for name in ("temperature", "top_k", "top_p", "min_p")}),
         },
     )
-    chunk_size = a["chunk_size"]
+    chunk_size, most = a["chunk_size"], a["batch_size"] or MOST_AT_ONCE
     if a["tree"] == "auto":
         length = max(len(ids) + row.max_new_tokens // 2 for ids, row in zip(prompts, settings, strict=True))
-        tuned = find_choice(model, heads, model.device, a["compile"], len(prompts), length)
+        tuned = find_choice(model, heads, model.device, a["compile"], min(len(prompts), most), length)
         if tuned is not None:
             tree, _ = choose_tree(tuned.tree, heads, model.device, vocab_size)
             why, chunk_size = tuned.why, tuned.chunk_size if chunk_size == "auto" else chunk_size
@@ -268,8 +268,7 @@ def _prepare(a: dict[str, Any]) -> _Decoding:
     target.prepare([(len(ids), row.max_new_tokens) for ids, row in zip(prompts, settings, strict=True)])
     pace = Pace(tree) if a["tree"] == "auto" and isinstance(tree, Tree) and model.device.type == "cpu" else None
     rows = [Row(*each) for each in zip(prompts, settings, seeds, strict=True)]
-    want_logprobs, most = bool(a["return_logprobs"]), a["batch_size"] or MOST_AT_ONCE
-    decoder = Decoder(target, heads, tree, rows, acceptance, want_logprobs, a["graph"], pace, most)
+    decoder = Decoder(target, heads, tree, rows, acceptance, bool(a["return_logprobs"]), a["graph"], pace, most)
     return _Decoding(decoder, rows, batch, tokenizer, why)
 
 

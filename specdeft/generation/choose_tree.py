@@ -10,7 +10,7 @@ from specdeft.errors import SpecdeftError
 from specdeft.heads import DraftHeads
 from specdeft.trees import DynamicTree, Tree, dynamic_size, general_shape, known_trees
 
-AUTO_SIZE = {"cpu": 16, "cuda": 64}  # nodes; on a CPU a pass costs more the more nodes it verifies
+AUTO_SIZE = {"cpu": 8, "cuda": 64}  # nodes; on a CPU a pass costs more the more nodes it verifies
 LARGEST_SUPERSET = 512  # nodes; which of them are best is found by comparing all pairs
 _FALLBACK = "medusa-63"
 

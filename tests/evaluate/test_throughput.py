@@ -32,6 +32,17 @@ def test_every_way_says_what_the_model_says(name):
     assert found.decoding > 0
 
 
+def test_auto_is_left_to_specdeft_and_recorded(tmp_path):
+    model, ids = tiny(), prompts(1)[0]
+    found = ways.ways(OracleHeads.of(model, ids, 20), TREE, compiled=False, auto=True)
+    records = run(model, found, [Point(1, None, [ids])], 20, {}, tmp_path / "records.jsonl", lambda _: None)
+    trees = {record["way"]: record["trees"] for record in records}
+    assert trees["plain"] == []
+    assert trees["medusa-style"] == ["medusa-63"]
+    assert trees["specdeft"] == ["medusa-63 (auto: these heads have no calibrated tree)"]
+    assert "| specdeft, medusa-63 (auto: these heads have no calibrated tree) |" in table.throughput(records)
+
+
 def test_a_batch_is_padded_and_its_rows_end_where_they_end():
     model, (one, two) = tiny(), prompts(2)
     eos = plain(model, one, 20)[5]

@@ -53,6 +53,8 @@ def test_auto_takes_the_tuned_tree_and_chunk_size_and_says_the_same(monkeypatch:
     assert sum(out.stats.accepted_per_depth)
     specdeft.generate(model, heads, ids, max_new_tokens=4, chunk_size=32)
     assert sizes == [16, 32]
+    batch = specdeft.generate(model, heads, [ids] * 3, max_new_tokens=4, batch_size=2)
+    assert "tuned for batch 2" in batch[0].stats.tree  # as many as are decoded at once
     named = specdeft.generate(model, heads, ids, max_new_tokens=4, tree="chain-2")
     assert "tuned" not in named.stats.tree
 

@@ -99,7 +99,8 @@ def _measure(model: Any, ways: dict[str, Way], point: Point, new_tokens: int, co
             yield base | {"error": failed[name]}
         else:
             equal = _equal(decoded[name], plain) if compare else {}
-            yield base | summary(decoded[name]) | {"peak_mib": peak[name] / 2**20} | equal
+            drafted = sorted({call.tree.partition(";")[0] for call in decoded[name] if call.tree})
+            yield base | summary(decoded[name]) | {"peak_mib": peak[name] / 2**20, "trees": drafted} | equal
 
 
 def summary(calls: Sequence[Decoded]) -> Record:

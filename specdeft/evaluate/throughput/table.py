@@ -45,7 +45,8 @@ def newest_table(results: dict[str, Result], folder: str, kind: str = "throughpu
 
 
 def _row(record: Record, records: Sequence[Record]) -> list[str]:
-    where = [str(record["batch"]), "" if record["length"] is None else str(record["length"]), record["way"]]
+    chosen = "".join(f", {tree}" for tree in record.get("trees", ()) if "(auto" in tree)
+    where = [str(record["batch"]), "" if record["length"] is None else str(record["length"]), record["way"] + chosen]
     if "error" in record:
         return [*where, f"failed: {record['error'].replace('|', ' ')}", *[""] * (len(HEAD) - 4)]
     against = overhead(record, records) or {}

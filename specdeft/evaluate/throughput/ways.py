@@ -34,6 +34,7 @@ class Decoded:
         gaps: seconds from one arrival of tokens to the next, after the first.
         passes: passes of the model after the prompt's.
         ms: milliseconds per phase of a specdeft call, else empty.
+        tree: what a specdeft call drafted, else empty.
     """
 
     token_ids: list[list[int]]
@@ -41,6 +42,7 @@ class Decoded:
     gaps: list[float]
     passes: int
     ms: dict[str, float]
+    tree: str = ""
 
     @property
     def decoding(self) -> float:
@@ -88,7 +90,13 @@ def by_transformers(model: Any, prompts: Sequence[Sequence[int]], count: int, **
 
 
 def by_specdeft(
-    model: Any, prompts: Sequence[Sequence[int]], count: int, *, heads: Any, tree: Tree | DynamicTree, **options: Any
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    *,
+    heads: Any,
+    tree: Tree | DynamicTree | str,
+    **options: Any,
 ) -> Decoded:
     """`specdeft.generate`, greedily."""
     _wait(model.device)
@@ -97,9 +105,8 @@ def by_specdeft(
     seconds = time.perf_counter() - began
     longest = max(rows, key=lambda row: row.stats.decode_seconds).stats
     ms = {phase: getattr(longest, f"{phase}_ms") for phase in ("draft", "verify", "accept", "commit")}
-    return Decoded(
-        [row.token_ids for row in rows], seconds - sum(longest.step_seconds), longest.step_seconds, longest.steps, ms
-    )
+    new, gaps = [row.token_ids for row in rows], longest.step_seconds
+    return Decoded(new, seconds - sum(gaps), gaps, longest.steps, ms, longest.tree)
 
 
 def under_dense_mask(ours: Callable[..., Decoded], *arguments: Any, **options: Any) -> Decoded:
@@ -112,18 +119,26 @@ Way = Callable[[Any, Sequence[Sequence[int]], int], Decoded]
 
 
 def ways(
-    heads: Any, tree: Tree | DynamicTree, compiled: bool, ours: Callable[..., Decoded] = by_specdeft
+    heads: Any,
+    tree: Tree | DynamicTree,
+    compiled: bool,
+    ours: Callable[..., Decoded] = by_specdeft,
+    auto: bool = False,
 ) -> dict[str, Way]:
-    """Every way by name. `compiled` adds those that go through torch.compile; `ours` is how specdeft decodes."""
+    """Every way by name. `compiled` adds those that go through torch.compile; `ours` is how specdeft decodes.
+
+    `auto`: specdeft itself chooses its tree, as `generate` does by default; medusa-style still takes `tree`.
+    """
+    own = "auto" if auto else tree
     found: dict[str, Way] = {
         PLAIN: by_transformers,
         LOOKUP: partial(by_transformers, prompt_lookup_num_tokens=LOOKED_UP),
         "medusa-style": partial(under_dense_mask, ours, heads=heads, tree=tree),
-        "specdeft": partial(ours, heads=heads, tree=tree),
+        "specdeft": partial(ours, heads=heads, tree=own),
     }
     if compiled:
         found[STATIC] = partial(by_transformers, cache_implementation="static")
-        found["specdeft-compiled"] = partial(ours, heads=heads, tree=tree, compile=True)
+        found["specdeft-compiled"] = partial(ours, heads=heads, tree=own, compile=True)
     return found
 
 
